@@ -1,0 +1,547 @@
+"""Train an agent with Strategy-Guided Exploration, or with plain GRPO.
+
+    python train.py                          SGE on the house world with the tiny model
+    python train.py --method grpo            the same without mixed temperature and reflection
+    python train.py --resume runs/NAME       go on where a run stopped, to the last bit
+
+This is the paper's Algorithm 1.  One update:
+
+    draw `tasks_per_update` tasks; for each, `group_size` episodes                        (N_traj / K groups)
+    decide for each episode: plain, or reflecting on earlier strategies of its task        (SGE 3.2)
+    roll them out, strategies hot, the rest cool                                           (sampler.py)
+    remember every episode's strategies, failed or successful                              (reflection.py)
+    group advantages, clipped token loss, a few optimiser steps                            (grpo.py)
+
+Every curve that counts is *plain*: measured without reflection, and in evaluations with every token at the
+token temperature.  A run folder holds config.json, metrics.jsonl (one object an update), episodes.jsonl.gz
+(transcripts), checkpoint/ (written all or nothing) and, at the end, summary.json and curves.png.
+
+How this differs from the paper, besides what the other files list:
+  1. The tiny model is trained at lr 3e-4, not 1e-6: it has 6,000 times fewer weights.
+  2. Minibatches have 512 environment steps, not 64 or 128 (Table 2), so that an update takes few of them.
+"""
+
+import argparse
+import dataclasses
+import gzip
+import json
+import math
+import os
+import random
+import shutil
+import signal
+import sys
+import time
+from collections import defaultdict
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from tqdm import tqdm
+
+import envs
+import eval as evaluation
+from grpo import UpdateSettings, update
+from policy import Policy, load_policy
+from reflection import FORMATS, PLAIN, StrategyBuffers
+from sampler import Episode, Job, Sampling, rollout
+
+METHODS = ("sge", "grpo")
+
+# ------------------------------------------------------------------------------------------------------
+# settings
+# ------------------------------------------------------------------------------------------------------
+
+
+def setting(default, help: str, choices: tuple = (), kind: type | None = None):
+    """A field of Config: its default, one line of explanation, and what values it may take."""
+    return dataclasses.field(default=default, metadata=dict(help=help, choices=choices, kind=kind or type(default)))
+
+
+@dataclass
+class Config:
+    """Everything that shapes a run.  Each field is a flag of the same name, with - for _."""
+
+    env: str = setting("house", "world to train in", envs.WORLDS)
+    method: str = setting("sge", "sge: mixed temperature and reflection; grpo: neither", METHODS)
+    model: str = setting("tiny", "tiny, a Hugging Face folder, a run folder or a hub name")
+    seed: int = setting(0, "seed of everything random in the run (the tiny base has its own)")
+    updates: int = setting(60, "updates to train for")
+    out: str = setting("", "run folder (default: runs/ENV-METHOD-MODEL-seedN)")
+    device: str = setting("auto", "where to run", ("auto", "cpu", "cuda"))
+    threads: int = setting(0, "CPU threads (0: torch's own choice)")
+
+    # exploration (SGE 3.2, Table 2)
+    strategy_temp: float = setting(None, "temperature of strategies (sge: 1.2, grpo: token-temp)", kind=float)
+    token_temp: float = setting(0.7, "temperature of all other tokens, and of evaluation")
+    reflect: str = setting(None, "kinds of reflection (sge: both, grpo: none)", ("both", "negative", "positive", "none"), str)
+    p_fail: float = setting(0.25, "probability that an episode reflects on a failure of its task")
+    p_success: float = setting(0.1, "probability that an episode reflects on a success of its task")
+    buffer_size: int = setting(32, "strategies kept per buffer")
+    buffer_scope: str = setting("task", "what a buffer belongs to [open in the paper]", ("task", "family"))
+    buffer_pick: str = setting("uniform", "which entry is drawn [open in the paper]", ("uniform", "newest"))
+    buffer_store: str = setting("block", "what is stored of a strategy [open in the paper]", ("block", "last_paragraph"))
+    strategy_format: str = setting("header", "how strategies are marked in a reply", tuple(FORMATS))
+    strategy_tokens: int = setting(24, "tokens after which a strategy that does not end turns cool")
+    reply_tokens: int = setting(48, "tokens of a whole reply (strategy, action and what is between)")
+
+    # collection and update (SGE Table 2, DAPO)
+    tasks_per_update: int = setting(16, "tasks drawn per update (groups)")
+    group_size: int = setting(16, "episodes per task (K)")
+    lr: float = setting(3e-4, "learning rate of AdamW, constant")
+    clip: float = setting(0.2, "symmetric clip of the ratio")
+    epochs: int = setting(2, "passes over the episodes of an update")
+    minibatch_steps: int = setting(512, "environment steps per minibatch")
+    max_grad_norm: float = setting(1.0, "gradient norm is clipped to this [not in the paper]")
+    advantage_groups: str = setting("joint", "do plain and reflected episodes share a baseline", ("joint", "split"))
+
+    # fitting a machine
+    rows: int = setting(256, "episodes decoded side by side")
+    cache_gb: float = setting(4.0, "memory for keys and values while sampling")
+    micro_tokens: int = setting(16384, "padded tokens per forward pass of the update")
+
+    # looking
+    eval_every: int = setting(10, "updates between plain evaluations of one try per task (0: never)")
+    final_tries: int = setting(4, "tries per task in the closing table")
+    base_tries: int = setting(256, "tries per task when measuring the base model")
+    base_tasks: int = setting(16, "tasks per tier on which the base model is measured")
+    save_every: int = setting(10, "updates between checkpoints")
+
+    def resolve(self) -> "Config":
+        """Fill in what depends on the method, and check the rest.  Raises ValueError in one line."""
+        explores = self.method == "sge"
+        if self.strategy_temp is None:
+            self.strategy_temp = 1.2 if explores else self.token_temp
+        if self.reflect is None:
+            self.reflect = "both" if explores else "none"
+        if not self.out:
+            self.out = f"runs/{self.env}-{self.method}-{Path(self.model).name}-seed{self.seed}"
+        for name in ("strategy_temp", "token_temp", "lr", "max_grad_norm", "cache_gb"):
+            if not 0 < getattr(self, name) < math.inf:
+                flag = name.replace("_", "-")
+                raise ValueError(f"--{flag} must be above 0 and finite (at temperature 0 there is no gradient, for one)")
+        if self.base_tries < 2:
+            raise ValueError("--base-tries must be at least 2: the table shows pass@1 and pass@n")
+        positive = ("updates", "tasks_per_update", "epochs", "minibatch_steps", "rows", "micro_tokens", "strategy_tokens")
+        for name in (*positive, "reply_tokens", "buffer_size", "final_tries", "base_tasks", "save_every"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"--{name.replace('_', '-')} must be at least 1")
+        for name in ("threads", "eval_every", "seed"):
+            if not 0 <= getattr(self, name) < 2**31:
+                raise ValueError(f"--{name.replace('_', '-')} must be between 0 and {2**31 - 1}")
+        if self.group_size < 2:
+            raise ValueError("--group-size must be at least 2: a group of one has no baseline")
+        if not 0 < self.clip < 1:
+            raise ValueError("--clip must be between 0 and 1")
+        if not (self.p_fail >= 0 and self.p_success >= 0 and self.p_fail + self.p_success <= 1):
+            raise ValueError("--p-fail and --p-success are probabilities with a sum of at most 1")
+        if self.device == "cuda" and not torch.cuda.is_available():
+            raise ValueError("--device cuda: torch finds no CUDA GPU here; use --device cpu or auto")
+        return self
+
+    @property
+    def sampling(self) -> Sampling:
+        return Sampling(
+            self.strategy_temp, self.token_temp, self.strategy_tokens, self.reply_tokens, self.rows, self.cache_gb
+        )
+
+    @property
+    def plain_sampling(self) -> Sampling:
+        """Evaluation: every token at the token temperature (README list no. 11)."""
+        return dataclasses.replace(self.sampling, strategy_temp=self.token_temp)
+
+    @property
+    def update_settings(self) -> UpdateSettings:
+        return UpdateSettings(
+            self.clip, self.epochs, self.minibatch_steps, self.micro_tokens, self.max_grad_norm, self.advantage_groups
+        )
+
+    def buffers(self) -> StrategyBuffers:
+        p_fail = self.p_fail if self.reflect in ("both", "negative") else 0.0
+        p_success = self.p_success if self.reflect in ("both", "positive") else 0.0
+        return StrategyBuffers(self.buffer_size, p_fail, p_success, self.buffer_pick, self.buffer_store)
+
+
+def parse_flags(argv: list[str]) -> tuple[Config, str]:
+    """Flags -> (Config, folder to resume or "").  Wrong ones end the program with one line and code 2."""
+    parser = OneLineParser(description=__doc__.split("\n\n")[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    parser.add_argument("--resume", default="", metavar="RUN", help="continue this run folder; of other flags only --updates counts")
+    for f in dataclasses.fields(Config):
+        meta, flag = f.metadata, "--" + f.name.replace("_", "-")
+        extra = {"choices": meta["choices"]} if meta["choices"] else {"metavar": meta["kind"].__name__.upper()}
+        parser.add_argument(flag, type=meta["kind"], default=f.default, help=meta["help"], **extra)
+    args = vars(parser.parse_args(argv))
+    resume = args.pop("resume")
+    try:
+        if not resume:
+            return Config(**args).resolve(), ""
+        given = {a.split("=")[0] for a in argv if a.startswith("--")} - {"--resume", "--updates"}
+        if given:
+            raise ValueError(f"--resume keeps the run's settings: leave out {' '.join(sorted(given))}")
+        stored = Path(resume) / "config.json"
+        if not stored.is_file():
+            raise ValueError(f"nothing to resume: {stored} does not exist")
+        try:
+            config = Config(**json.loads(stored.read_text(encoding="utf-8")))
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"{stored} is not a configuration of this program: {error}") from error
+        if any(a.startswith("--updates") for a in argv):
+            config.updates = args["updates"]
+        config.out = resume
+        return config.resolve(), resume
+    except ValueError as error:
+        parser.error(str(error))
+
+
+class OneLineParser(argparse.ArgumentParser):
+    """argparse whose complaints are one line, without the usage of forty flags above it."""
+
+    def error(self, message: str):
+        self.exit(2, f"{self.prog}: {message}\n")
+
+
+# ------------------------------------------------------------------------------------------------------
+# the run
+# ------------------------------------------------------------------------------------------------------
+
+
+class Run:
+    """The state of a training run: all of it is in the checkpoint, so a resumed run is the same run."""
+
+    def __init__(self, config: Config, policy: Policy):
+        self.config, self.policy = config, policy
+        self.tasks = envs.tasks(config.env, "train")
+        self.optimizer = torch.optim.AdamW(policy.model.parameters(), lr=config.lr, weight_decay=0.0)
+        self.buffers = config.buffers()
+        self.rng = random.Random(config.seed)  # task order and reflection draws
+        self.sampling_rng = torch.Generator(policy.device).manual_seed(config.seed)
+        self.shuffle_rng = torch.Generator().manual_seed(config.seed)  # minibatches
+        self.queue: list[str] = []  # ids of tasks still to come in this pass over the task set
+        self.done = 0  # updates
+        self.totals = {"episodes": 0, "env_steps": 0, "tokens": 0, "seconds": 0.0}
+
+    def next_tasks(self, n: int) -> list[envs.Task]:
+        """The next n tasks of an endless shuffled pass over the training set."""
+        by_id = {task.id: task for task in self.tasks}
+        drawn = []
+        while len(drawn) < n:
+            if not self.queue:
+                self.queue = sorted(by_id)
+                self.rng.shuffle(self.queue)
+            drawn.append(by_id[self.queue.pop()])
+        return drawn
+
+    def buffer_key(self, task: envs.Task) -> str:
+        return task.id if self.config.buffer_scope == "task" else f"{task.tier}/{task.family}"
+
+    def one_update(self, tick) -> tuple[dict, list[Episode]]:
+        """Collect, remember, learn: one round of Algorithm 1.  Returns (metrics, episodes)."""
+        config, started = self.config, time.time()
+        jobs = [
+            Job(task, self.buffers.draw(self.buffer_key(task), self.rng), group)
+            for group, task in enumerate(self.next_tasks(config.tasks_per_update))
+            for _ in range(config.group_size)
+        ]
+        episodes = rollout(self.policy, config.env, jobs, config.sampling, self.sampling_rng, tick)
+        sampled = time.time()
+        for e in episodes:  # after collection: no episode reflects on one of its own group
+            self.buffers.push(self.buffer_key(e.task), e.reward > 0, e.strategies, e.feedback)
+        self.policy.model.eval()  # no dropout in the update either: the ratio must start at 1
+        learnt = update(self.policy, self.optimizer, episodes, config.update_settings, self.shuffle_rng)
+        self.done += 1
+        metrics = {"update": self.done} | describe(episodes) | learnt
+        metrics["rollout_seconds"], metrics["update_seconds"] = sampled - started, time.time() - sampled
+        self.totals["episodes"] += len(episodes)
+        self.totals["env_steps"] += metrics["env_steps"]
+        self.totals["tokens"] += metrics["tokens"]
+        self.totals["seconds"] += time.time() - started
+        return metrics | {f"total_{k}": v for k, v in self.totals.items()}, episodes
+
+    # -- checkpoints -----------------------------------------------------------------------------------
+
+    def save(self) -> None:
+        """Write checkpoint/ all or nothing: into a folder of its own, which then takes the old one's name."""
+        out = Path(self.config.out)
+        partial, final, old = out / "checkpoint.partial", out / "checkpoint", out / "checkpoint.old"
+        shutil.rmtree(partial, ignore_errors=True)
+        self.policy.model.save_pretrained(partial / "model")
+        self.policy.tokenizer.save_pretrained(partial / "model")
+        state = {
+            "optimizer": self.optimizer.state_dict(),
+            "sampling_rng": self.sampling_rng.get_state(),
+            "shuffle_rng": self.shuffle_rng.get_state(),
+        }
+        torch.save(state, partial / "state.pt")
+        version, words, gauss = self.rng.getstate()
+        plain = {
+            "done": self.done, "queue": self.queue, "totals": self.totals,
+            "rng": [version, list(words), gauss], "buffers": self.buffers.state_dict(),
+        }  # fmt: skip
+        (partial / "state.json").write_text(json.dumps(plain), encoding="utf-8")
+        if final.exists():  # (if not, a kill left only checkpoint.old: keep it until the new one stands)
+            shutil.rmtree(old, ignore_errors=True)
+            final.rename(old)
+        partial.rename(final)
+        shutil.rmtree(old, ignore_errors=True)
+
+    def load(self) -> None:
+        """Take up the state that `save` wrote (the weights are loaded with the policy)."""
+        folder = checkpoint_folder(self.config.out)
+        state = torch.load(folder / "state.pt", map_location=self.policy.device, weights_only=True)
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.sampling_rng.set_state(state["sampling_rng"].cpu())  # random states live on the CPU, always
+        self.shuffle_rng.set_state(state["shuffle_rng"].cpu())
+        plain = json.loads((folder / "state.json").read_text(encoding="utf-8"))
+        self.done, self.queue, self.totals = plain["done"], plain["queue"], plain["totals"]
+        version, words, gauss = plain["rng"]
+        self.rng.setstate((version, tuple(words), gauss))
+        self.buffers.load_state_dict(plain["buffers"])
+
+
+def checkpoint_folder(run: str) -> Path:
+    """The newest complete checkpoint of a run folder.  (A kill between two renames leaves checkpoint.old.)"""
+    for name in ("checkpoint", "checkpoint.old"):
+        if (Path(run) / name / "state.json").is_file():
+            return Path(run) / name
+    raise ValueError(f"nothing to resume: {run} has no checkpoint")
+
+
+# ------------------------------------------------------------------------------------------------------
+# looking at it
+# ------------------------------------------------------------------------------------------------------
+
+
+def describe(episodes: list[Episode]) -> dict:
+    """What a batch of episodes shows: success by tier, plain and reflected apart, lengths, outcomes."""
+    success: dict[str, list] = defaultdict(list)
+    outcomes: dict[int, set] = defaultdict(set)
+    for e in episodes:
+        plain = e.reflection.mode == "plain"
+        success["plain" if plain else e.reflection.mode].append(e.reward)
+        if plain:
+            success[f"plain_{e.task.tier}"].append(e.reward)
+        outcomes[e.group].add(e.outcome)
+    replies = [turn.finish for e in episodes for turn in e.turns]
+    return {
+        **{f"success_{name}": sum(rewards) / len(rewards) for name, rewards in sorted(success.items())},
+        "episodes": len(episodes),
+        "env_steps": len(replies),
+        "tokens": sum(sum(e.mask) for e in episodes),
+        "cut_off_replies": replies.count("length") / len(replies),
+        "distinct_outcomes": sum(len(o) for o in outcomes.values()) / len(outcomes),
+        "tasks_solved": len({e.group for e in episodes if e.reward > 0}) / len(outcomes),
+        "reflected": sum(e.reflection is not PLAIN for e in episodes) / len(episodes),
+    }
+
+
+def readable(m: dict, updates: int) -> str:
+    """One update on one line."""
+
+    def rate(name: str) -> str:
+        return f"{100 * m[name]:3.0f}%" if name in m else "  - "
+
+    return (
+        f"update {m['update']:3d}/{updates} | plain {rate('success_plain')}: easy {rate('success_plain_easy')} medium "
+        f"{rate('success_plain_medium')} hard {rate('success_plain_hard')} | after failure {rate('success_negative')} "
+        f"after success {rate('success_positive')} | kept {rate('kept')} clipped {100 * m['clip_fraction']:4.1f}% | entropy "
+        f"{m['strategy_entropy']:.2f}/{m['action_entropy']:.2f} | {m['rollout_seconds']:.1f}+{m['update_seconds']:.1f} s"
+    )
+
+
+def transcript(e: Episode, done: int) -> dict:
+    """An episode as a line of episodes.jsonl.gz."""
+    return {
+        "update": done, "task": e.task.id, "instruction": e.task.instruction, "mode": e.reflection.mode,
+        "reflects_on": list(e.reflection.strategies), "reward": e.reward, "finish": e.finish,
+        "turns": [dataclasses.asdict(turn) for turn in e.turns], "feedback": e.feedback,
+    }  # fmt: skip
+
+
+def log(config: Config, name: str, line: dict) -> None:
+    with open(Path(config.out) / name, "a", encoding="utf-8") as f:
+        f.write(json.dumps(line) + "\n")
+
+
+def log_transcripts(config: Config, episodes: list[Episode], done: int) -> None:
+    """Keep one episode a group, of every update: enough to read, small enough to keep."""
+    seen: set = set()
+    with gzip.open(Path(config.out) / "episodes.jsonl.gz", "at", encoding="utf-8") as f:
+        for e in episodes:
+            if e.group not in seen or (e.reward > 0 and (e.group, "won") not in seen):
+                seen.update({e.group} | ({(e.group, "won")} if e.reward > 0 else set()))
+                f.write(json.dumps(transcript(e, done)) + "\n")
+
+
+def plain_success(run: Run, split: str, tries: int, seed: int) -> dict[str, float]:
+    """pass@1 by tier without reflection, every token at the token temperature.  Draws from its own stream."""
+    config = run.config
+    counts = evaluation.count_successes(
+        run.policy, config.env, envs.tasks(config.env, split), tries, config.plain_sampling, seed, f"evaluating on {split}"
+    )
+    return {t: evaluation.mean_pass_at_k([c for c in counts if c["tier"] == t], 1) for t in envs.TIERS}
+
+
+def closing_table(run: Run, base: dict) -> dict:
+    """The summary by tier: base pass@1 and pass@n, trained pass@1 on training and on test tasks."""
+    train, test = (plain_success(run, split, run.config.final_tries, 10**6 + run.config.seed) for split in envs.SPLITS)
+    most = f"pass@{run.config.base_tries}"
+    table = {
+        tier: {
+            "base_pass@1": base[tier]["pass@1"], f"base_{most}": base[tier][most],
+            "pass@1": train[tier], "test_pass@1": test[tier],
+        }
+        for tier in envs.TIERS
+    }  # fmt: skip
+    print(f"\n{'tier':8s}{'base pass@1':>13s}{'base ' + most:>15s}{'trained pass@1':>16s}{'on test tasks':>15s}")
+    for tier, row in table.items():
+        print(f"{tier:8s}" + "".join(f"{100 * v:{w}.1f}%" for v, w in zip(row.values(), (12, 14, 15, 14), strict=True)))
+    return table
+
+
+# ------------------------------------------------------------------------------------------------------
+# the program
+# ------------------------------------------------------------------------------------------------------
+
+
+def train(config: Config, resume: bool) -> int:
+    """Run a whole training.  Returns the exit code."""
+    out = Path(config.out)
+    if not resume and any((out / name).exists() for name in ("checkpoint", "checkpoint.old")):
+        raise ValueError(f"{out} holds a run already: --resume it, give another --out, or delete it")
+    started = time.time()
+    if config.threads:
+        torch.set_num_threads(config.threads)
+    device = ("cuda" if torch.cuda.is_available() else "cpu") if config.device == "auto" else config.device
+    source = str(checkpoint_folder(config.out) / "model") if resume else config.model
+    policy = load_policy(source, config.env, device, config.strategy_format)
+    run = Run(config, policy)
+    out.mkdir(parents=True, exist_ok=True)
+    if resume:
+        run.load()
+        forget_after(config, run.done)
+    else:
+        for name in ("metrics.jsonl", "episodes.jsonl.gz"):  # of a run that ended before its first checkpoint
+            (out / name).unlink(missing_ok=True)
+    evaluation.write_json(out / "config.json", dataclasses.asdict(config))
+    print(
+        f"{config.method} on {config.env}: {len(run.tasks)} tasks, {config.updates} updates of {config.tasks_per_update} x "
+        f"{config.group_size} episodes; temperatures {config.strategy_temp}/{config.token_temp}, reflection {config.reflect}; "
+        f"{device}, {torch.get_num_threads()} threads; seed {config.seed} -> {config.out}",
+        flush=True,
+    )
+    base = measure_base(config, policy, resume)
+    stopped = learn(run)
+    run.save()
+    if stopped:
+        print(f"stopped after update {run.done}; all that was learnt is in {out}: go on with --resume {out}")
+        return 130
+    table = closing_table(run, base)
+    summary = {"tiers": table, "totals": run.totals | {"updates": run.done, "wall_seconds": time.time() - started}}
+    (out / "summary.json").write_text(json.dumps(table | {"totals": summary["totals"]}, indent=1), encoding="utf-8")
+    evaluation.draw_curves([config.out], out / "curves.png")
+    print(f"\n{run.totals['episodes']} episodes, {time.time() - started:.0f} s in all; curves in {out / 'curves.png'}")
+    return 0
+
+
+def measure_base(config: Config, policy: Policy, resume: bool) -> dict:
+    """pass@1 and pass@n of the untrained model by tier, on `base_tasks` tasks of each.
+
+    The tiny base is one fixed model, so its figures are kept beside it and measured only once.
+    """
+    kept = Path(config.out) / "base.json"
+    if resume and kept.exists():
+        return json.loads(kept.read_text(encoding="utf-8"))
+    shared = Path(policy.model.name_or_path) / (
+        f"base-{config.base_tasks}x{config.base_tries}-{config.token_temp}-{config.strategy_tokens}-{config.reply_tokens}"
+        f"-{config.strategy_format}.json"
+    )
+    if config.model == "tiny" and shared.exists():
+        figures = json.loads(shared.read_text(encoding="utf-8"))
+    else:
+        tasks = []
+        for tier in envs.TIERS:  # spread evenly over the tier's list
+            of_tier = envs.tasks(config.env, "train", tier)
+            tasks += of_tier[:: max(1, len(of_tier) // config.base_tasks)][: config.base_tasks]
+        counts = evaluation.count_successes(
+            policy, config.env, tasks, config.base_tries, config.plain_sampling, 10**6, "measuring the base"
+        )
+        figures = {
+            t: {f"pass@{k}": evaluation.mean_pass_at_k([c for c in counts if c["tier"] == t], k) for k in {1, config.base_tries}}
+            for t in envs.TIERS
+        }
+        if config.model == "tiny":
+            evaluation.write_json(shared, figures)
+    evaluation.write_json(kept, figures)
+    return figures
+
+
+def learn(run: Run) -> bool:
+    """The updates that are left.  Returns True if Ctrl-C ended them early."""
+    config, asked_to_stop = run.config, []
+
+    def on_interrupt(signum, frame):
+        if asked_to_stop:  # the second time: at once (the last checkpoint stands)
+            raise KeyboardInterrupt
+        asked_to_stop.append(True)
+        tqdm.write("Ctrl-C: finishing this update, then saving; once more to stop at once")
+
+    previous = signal.signal(signal.SIGINT, on_interrupt)
+    try:
+        per_update = config.tasks_per_update * config.group_size
+        while run.done < config.updates and not asked_to_stop:
+            with tqdm(total=per_update, desc=f"update {run.done + 1}", unit="episode", leave=False, mininterval=0.5) as bar:
+                metrics, episodes = run.one_update(bar.update)
+            if config.eval_every and run.done % config.eval_every == 0:
+                rates = plain_success(run, "train", 1, 2 * 10**6 + run.done)
+                metrics |= {f"eval_{tier}": rate for tier, rate in rates.items()}
+            log(config, "metrics.jsonl", metrics)
+            log_transcripts(config, episodes, run.done)
+            print(readable(metrics, config.updates), flush=True)
+            if run.done % config.save_every == 0:
+                run.save()
+    finally:
+        signal.signal(signal.SIGINT, previous)
+    return bool(asked_to_stop) and run.done < config.updates
+
+
+def forget_after(config: Config, done: int) -> None:
+    """Drop log lines of updates that the checkpoint does not know: they will be made again.  A last line
+    that a kill tore is of such an update, too."""
+    for name, opener in (("metrics.jsonl", open), ("episodes.jsonl.gz", gzip.open)):
+        path = Path(config.out) / name
+        if path.exists():
+            kept = whole_lines(path, opener, done)
+            partial = path.with_name(name + ".partial")
+            with opener(partial, "wt", encoding="utf-8") as f:
+                f.writelines(kept)
+            partial.replace(path)
+
+
+def whole_lines(path: Path, opener, done: int) -> list[str]:
+    """The lines of a log, up to a tear if it has one, that belong to updates up to `done`."""
+    kept = []
+    with opener(path, "rt", encoding="utf-8") as f:
+        try:
+            for line in f:
+                if json.loads(line)["update"] <= done:
+                    kept.append(line)
+        except (EOFError, ValueError):
+            print(f"{path.name} ends in a torn line, which is dropped")
+    return kept
+
+
+def main(argv: list[str] | None = None) -> int:
+    config, resume = parse_flags(sys.argv[1:] if argv is None else argv)
+    try:
+        return train(config, bool(resume))
+    except (ValueError, FloatingPointError, OSError) as error:
+        print(f"train.py: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print(f"\nstopped; the last checkpoint, if any, is in {config.out}", file=sys.stderr)
+        return 130
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    sys.exit(main())
