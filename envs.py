@@ -61,15 +61,16 @@ PLACES = OPEN_PLACES + CLOSED_PLACES
 
 # category -> (objects, the three usual places from most to least usual, the odd place of messy houses)
 CATEGORIES = {
-    "fruit": (("apple", "pear", "lemon", "plum"), ("counter", "fridge", "table"), "chest"),
-    "dish": (("plate", "bowl", "cup", "spoon"), ("cabinet", "sink", "counter"), "bed"),
-    "tool": (("hammer", "wrench", "drill", "saw"), ("chest", "drawer", "desk"), "fridge"),
-    "toy": (("ball", "lego", "cube", "doll"), ("bed", "sofa", "chest"), "sink"),
-    "paper": (("book", "map", "letter", "card"), ("desk", "table", "bed"), "cabinet"),
-    "wash": (("soap", "sponge", "towel", "brush"), ("sink", "cabinet", "counter"), "sofa"),
+    "fruit": (("apple", "pear", "lemon", "plum", "peach", "banana"), ("counter", "fridge", "table"), "bed"),
+    "dish": (("plate", "bowl", "cup", "spoon", "fork", "mug"), ("cabinet", "sink", "counter"), "sofa"),
+    "tool": (("hammer", "wrench", "drill", "saw", "clamp", "pliers"), ("chest", "drawer", "desk"), "fridge"),
+    "toy": (("ball", "lego", "cube", "doll", "kite", "robot"), ("bed", "sofa", "chest"), "sink"),
 }
 OBJECTS = tuple(o for objects, _, _ in CATEGORIES.values() for o in objects)
 CATEGORY_OF = {o: c for c, (objects, _, _) in CATEGORIES.items() for o in objects}
+
+USUAL = (0.75, 0.2, 0.05)  # how often things of a tidy house are in the three usual places - and the script's beliefs
+ODD = 0.004  # the share of the script's searches that go anywhere else
 
 # A layout is the set of places that a house has.  The last one is seen in test tasks only.
 LAYOUTS = {
@@ -79,19 +80,19 @@ LAYOUTS = {
         ("bed", "desk", "sofa", "sink", "counter", "cabinet", "chest", "fridge", "drawer"),
         ("table", "counter", "desk", "bed", "sofa", "fridge", "drawer", "chest", "cabinet", "sink"),
     ),
-    "test": (("desk", "sofa", "chest", "sink", "fridge", "bed", "table", "cabinet"),),
+    "test": (("desk", "sofa", "chest", "sink", "fridge", "bed", "counter", "cabinet"),),
 }
 
 # The kinds of instruction and the tiers that use them, with how many tasks of each a split holds.
 FAMILY_COUNTS = {
     "train": {
         "easy": {"bring": 46, "find": 12, "from": 2, "open": 2, "close": 2},
-        "medium": {"two": 40, "swap": 24},
+        "medium": {"stow": 48, "two": 8, "swap": 8},
         "hard": {"bring": 52, "find": 12},
     },
     "test": {  # "clear" (take it off there) is an instruction that training never shows
         "easy": {"bring": 26, "find": 8, "from": 1, "open": 1, "close": 1, "clear": 3},
-        "medium": {"two": 22, "swap": 14, "clear": 4},
+        "medium": {"stow": 28, "two": 4, "swap": 4, "clear": 4},
         "hard": {"bring": 32, "find": 8},
     },
 }
@@ -227,7 +228,10 @@ def _house_task(rng: random.Random, task_id: str, split: str, tier: str, family:
         _, usual, odd = CATEGORIES[CATEGORY_OF[thing]]
         if placing == "messy":
             return odd
-        return rng.choice(places if placing == "anywhere" else [p for p in usual if p in places])
+        if placing == "anywhere":
+            return rng.choice(places)
+        share = {p: s for p, s in zip(usual, USUAL, strict=True) if p in places}
+        return rng.choices(list(share), list(share.values()))[0]
 
     things = rng.sample(OBJECTS, 8)  # two of them are the targets, the others just lie about
     objects = {thing: put(thing) for thing in things}
@@ -246,6 +250,10 @@ def _house_task(rng: random.Random, task_id: str, split: str, tier: str, family:
     if family == "bring":
         text, goals, targets = f"bring the {a} to the {to}", [("on", a, to)], [a]
         limit = search(a) + 3
+    elif family == "stow":  # into something that has to be opened first
+        to = rng.choice([p for p in places if p in CLOSED_PLACES and p != objects[a]])
+        text, goals, targets = f"put the {a} into the {to}", [("on", a, to)], [a]
+        limit = search(a) + 4
     elif family == "find":
         text, goals, targets = f"find the {a}", [("held", a)], [a]
         limit = search(a) + 1
@@ -274,6 +282,8 @@ def _house_task(rng: random.Random, task_id: str, split: str, tier: str, family:
         limit = 8
     else:
         raise ValueError(f"unknown house family {family!r}")
+    if messy:
+        limit += 2  # a messy house takes longer to search
     spec = dict(
         places=places, objects=objects, opened=opened, goals=goals, targets=targets, told=told,
         to=to, door=door, limit=limit, messy=messy,
@@ -310,10 +320,6 @@ def _holds_at_start(task: Task, goal: tuple) -> bool:
 
 # -- its scripted behaviour ----------------------------------------------------------------------------
 
-USUAL = (0.8, 0.16, 0.04)  # how firmly the script believes in the three usual places of a category
-ODD = 0.002  # ... and the share of its searches that go anywhere else
-
-
 class HouseScript:
     """The scripted behaviour: (observation) -> (strategy, action), from what the agent can see alone.
 
@@ -343,13 +349,13 @@ class HouseScript:
             target = next((t for t in spec["targets"] if t not in self.done), spec["targets"][0])
         to = self._destination(target)
         goal = f"{target} to {to}" if to else target
+        if here == ["closed"]:
+            return f"{goal}: open {at}", f"open {at}"
         if held != "nothing" and at == to:
             self.done.add(held)  # if this fails, the next look at what is held says so
             return f"{goal}: put down", f"place {held}"
         if held != "nothing":
             return f"{goal}: carry", f"go {to}"
-        if here == ["closed"]:
-            return f"{goal}: open {at}", f"open {at}"
         if target in here:
             return f"{goal}: take", f"pick {target}"
         place = spec["told"].get(target) or self._search(target, at)
@@ -378,9 +384,8 @@ class HouseScript:
             return self.shown[-1]  # the last place that was looked at is where it was
         if self.mode == "negative":
             fresh = [p for p in places if p not in self.shown]
-            if fresh:  # half by belief, half by curiosity
-                total = sum(belief[p] for p in fresh)
-                belief = {p: belief[p] / total + 1 / len(fresh) for p in fresh}
+            if fresh:
+                return self.rng.choice(fresh)
         return self.rng.choices(list(belief), list(belief.values()))[0]
 
 

@@ -56,7 +56,7 @@ def count_successes(
     """Try every task n times, without reflection.  Returns one dict a task: id, tier, family, tries, successes."""
     generator = torch.Generator(policy.device).manual_seed(seed)
     jobs = [Job(task, group=i) for i, task in enumerate(tasks) for _ in range(n)]
-    with tqdm(total=len(jobs), desc=title or "playing", unit="episode", leave=False, mininterval=1.0) as bar:
+    with tqdm(total=len(jobs), desc=title or "playing", unit="episode", leave=False, disable=None) as bar:
         episodes = rollout(policy, world, jobs, how, generator, bar.update)
     successes: dict[int, int] = defaultdict(int)
     for e in episodes:
@@ -253,6 +253,8 @@ def check_passk(parser, args) -> None:
 
 
 class OneLineParser(argparse.ArgumentParser):
+    """argparse whose complaints are one line, without the usage of forty flags above it."""
+
     def error(self, message: str):
         self.exit(2, f"{self.prog}: {message}\n")
 

@@ -22,6 +22,7 @@ Try it:  python policy.py            builds the tiny base of the house world and
 """
 
 import hashlib
+import inspect
 import json
 import os
 import random
@@ -41,6 +42,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenize
 
 import envs
 from reflection import FORMATS, PLAIN, Reflection, ReplyFormat, instruction, parse_reply
+
+transformers.utils.logging.disable_progress_bar()  # the bars of loading and saving, not ours
 
 # ------------------------------------------------------------------------------------------------------
 # model + tokenizer
@@ -63,6 +66,7 @@ class Policy:
         self.vocab = model.get_output_embeddings().weight.shape[0]  # may be larger than the tokenizer's
         self.context = getattr(model.config, "max_position_embeddings", None) or 1 << 30
         self.stop_ids = self._find_stop_ids()
+        self._encoded: dict[str, list[int]] = {}
         self._head, self._between, self._tail = self._template_pieces()
 
     @property
@@ -73,7 +77,11 @@ class Policy:
 
     def encode_text(self, text: str) -> list[int]:
         """Ids of text that came from outside: no spelling in it becomes a control token."""
-        return self.tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True)
+        if text not in self._encoded:  # small worlds say the same things over and over
+            if len(self._encoded) > 100_000:
+                self._encoded.clear()
+            self._encoded[text] = self.tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True)
+        return list(self._encoded[text])
 
     def _encode_template(self, text: str) -> list[int]:
         """Ids of the template's own text, in which control tokens are what they look like."""
@@ -236,7 +244,7 @@ class TinySettings:
     layers: int = 3
     heads: int = 4
     kv_heads: int = 2
-    steps: int = 500  # optimiser steps of the warm start
+    steps: int = 600  # optimiser steps of the warm start
     batch: int = 16  # episodes a step
     lr: float = 4e-3
     init: float = 0.08  # spread of the initial weights; copying is learnt far sooner than with the usual 0.02
@@ -250,7 +258,7 @@ def demo_episode(world: str, rng: random.Random) -> tuple[envs.Task, Reflection,
     """One practice episode of the scripted behaviour: (task, reflection, first observation,
     [(strategy, action, next observation, slipped), ...]).  The next observation of the last step is ""."""
     task = envs.practice_task(world, rng)
-    mode = rng.choices(("plain", "negative", "positive"), (6, 3, 1))[0]
+    mode = rng.choices(("plain", "negative", "positive"), (5, 4, 1))[0]
     strategies: list[str] = []
     feedback = ""
     if mode != "plain":  # make up the earlier episode that this one reflects on
@@ -300,7 +308,7 @@ def warm_start(policy: Policy, world: str, steps: int, batch: int, lr: float, se
         optimizer, lambda i: min((i + 1) / (0.1 * steps), (steps - i) / (0.5 * steps), 1.0)
     )
     loss = torch.tensor(float("nan"))
-    bar = tqdm(range(steps), desc=f"warm start ({world})", unit="step", mininterval=2.0)
+    bar = tqdm(range(steps), desc=f"warm start ({world})", unit="step", disable=None)
     for _ in bar:
         if not rows:  # ten batches at a time, episodes of like length together: half the padding
             rows = sorted((demo_tokens(policy, world, rng) for _ in range(10 * batch)), key=lambda row: len(row[0]))
@@ -355,13 +363,13 @@ def _demo_texts(world: str, rng: random.Random, episodes: int = 400) -> list[str
 
 
 def tiny_folder(world: str, settings: TinySettings = TinySettings()) -> Path:
-    """Where the tiny base of a world is kept.  The name is a hash of all that shapes it: the settings, the
-    source of the files that make it, and the versions of the libraries that do the arithmetic."""
-    here = Path(__file__).parent
-    shaped_by = [repr(settings), torch.__version__, transformers.__version__, tokenizers.__version__]
-    shaped_by += [(here / name).read_text(encoding="utf-8") for name in ("envs.py", "reflection.py", "policy.py")]
+    """Where the tiny base of a world is kept.  The name is a hash of all that shapes it: settings, library
+    versions, what the scripted behaviour says and does (a sample of it), and the code that learns from it."""
+    makers = (Policy.prompt_ids, Policy.turn_ids, demo_tokens, warm_start, token_logprobs, tiny_tokenizer, tiny_config)
+    shaped_by = [repr(settings), TINY_TEMPLATE, torch.__version__, transformers.__version__, tokenizers.__version__]
+    shaped_by += _demo_texts(world, random.Random(settings.seed)) + [inspect.getsource(maker) for maker in makers]
     key = hashlib.sha256("\0".join(shaped_by).encode()).hexdigest()[:12]
-    return here / ".base" / f"tiny-{world}-{key}"
+    return Path(__file__).parent / ".base" / f"tiny-{world}-{key}"
 
 
 def tiny_config(settings: TinySettings, tokenizer) -> Qwen3Config:

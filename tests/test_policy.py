@@ -12,12 +12,31 @@ import random
 import pytest
 import torch
 import transformers
-from fixtures import CHATML, DROPS_REPLIES, FORMATS, MARKERS, MODELS, MOVES_SYSTEM, SPECIAL, STRIPS_THOUGHTS, WITH_BOS
-from fixtures import Policy, SimpleNamespace, Table, envs, make_tokenizer, play, random_policy, reply_spans, scripted
-from fixtures import task, use_scripted_world
 
 import grpo
 import policy as policy_module
+from fixtures import (
+    CHATML,
+    DROPS_REPLIES,
+    FORMATS,
+    MARKERS,
+    MODELS,
+    MOVES_SYSTEM,
+    SPECIAL,
+    STRIPS_THOUGHTS,
+    WITH_BOS,
+    Policy,
+    SimpleNamespace,
+    Table,
+    envs,
+    make_tokenizer,
+    play,
+    random_policy,
+    reply_spans,
+    scripted,
+    task,
+    use_scripted_world,
+)
 from policy import check_attention, pad, token_logprobs
 from reflection import PLAIN, Reflection, instruction
 from sampler import ACTION, STRATEGY, Episode

@@ -13,10 +13,29 @@ Entries of kinds A, B and F that cannot apply here, since the thing they are abo
 
 import pytest
 import torch
-from fixtures import MODELS, ROTARY, SHORT, SIZE, VOCAB, Job, Policy, ReplyFormat, Sampling, ScriptedWorld, build
-from fixtures import make_tokenizer, play, random_policy, reply_spans, rollout, scripted, task, use_scripted_world
 
 import sampler
+from fixtures import (
+    MODELS,
+    ROTARY,
+    SHORT,
+    SIZE,
+    VOCAB,
+    Job,
+    Policy,
+    ReplyFormat,
+    Sampling,
+    ScriptedWorld,
+    build,
+    make_tokenizer,
+    play,
+    random_policy,
+    reply_spans,
+    rollout,
+    scripted,
+    task,
+    use_scripted_world,
+)
 from sampler import ACTION, STRATEGY, RaggedCache, Rollout, sample
 
 TEMPS = dict(strategy_temp=1.2, token_temp=0.7)
