@@ -170,7 +170,7 @@ def update(policy: Policy, optimizer, episodes: list[Episode], how: UpdateSettin
                 with torch.no_grad():
                     _count(sums, tokens, losses, clipped, first, epoch)
             if first:
-                metrics |= _first_ratio(sums, policy, how)
+                metrics |= _first_ratio(sums, policy, optimizer, how)
             norm = torch.nn.utils.clip_grad_norm_(policy.model.parameters(), how.max_grad_norm)
             if torch.isfinite(norm):
                 sums["grad_norm"] += norm.item()
@@ -197,9 +197,10 @@ def _count(sums: dict, tokens: dict, losses, clipped, first: bool, epoch: int) -
             sums[f"{name}_ratio_off"] = max(sums[f"{name}_ratio_off"], off)
 
 
-def _first_ratio(sums: dict, policy: Policy, how: UpdateSettings) -> dict:
+def _first_ratio(sums: dict, policy: Policy, optimizer, how: UpdateSettings) -> dict:
     off = {f"first_ratio_off_{name}": sums[f"{name}_ratio_off"] for name in ("strategy", "action")}
     if policy.model.dtype == torch.float32 and max(off.values()) > how.ratio_tolerance:
+        optimizer.zero_grad(set_to_none=True)
         raise FloatingPointError(
             f"the first minibatch's ratio is off by {max(off.values()):.1e} (allowed {how.ratio_tolerance:.0e}): log-probs "
             "in training are not those of sampling"

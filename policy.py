@@ -62,11 +62,13 @@ class Policy:
         if not getattr(tokenizer, "chat_template", None):
             raise ValueError("the tokenizer has no chat template: use an instruct/chat model, or set tokenizer.chat_template")
         check_attention(model.config)
+        check_head(model)
         self.model, self.tokenizer, self.form, self.brief = model, tokenizer, form, brief
         self.vocab = model.get_output_embeddings().weight.shape[0]  # may be larger than the tokenizer's
         self.context = getattr(model.config, "max_position_embeddings", None) or 1 << 30
         self.stop_ids = self._find_stop_ids()
         self._encoded: dict[str, list[int]] = {}
+        self._tables: dict[tuple, torch.Tensor] = {}
         self._head, self._between, self._tail = self._template_pieces()
 
     @property
@@ -80,7 +82,10 @@ class Policy:
         if text not in self._encoded:  # small worlds say the same things over and over
             if len(self._encoded) > 100_000:
                 self._encoded.clear()
-            self._encoded[text] = self.tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True)
+            backend = self.tokenizer.backend_tokenizer  # its parts one by one: only these know no added tokens
+            normal = backend.normalizer.normalize_str(text) if backend.normalizer else text
+            words = backend.pre_tokenizer.pre_tokenize_str(normal) if backend.pre_tokenizer else [(normal, None)]
+            self._encoded[text] = [token.id for word, _ in words for token in backend.model.tokenize(word)]
         return list(self._encoded[text])
 
     def _encode_template(self, text: str) -> list[int]:
@@ -112,14 +117,15 @@ class Policy:
         Returns the ids (a) before the first user message, (b) from the end of a reply to the start of the
         next user message, (c) from the end of a user message to the start of the strategy.
         """
-        first, reply, second = "FIRST0MESSAGE", "REPLY0MESSAGE", "SECOND0MESSAGE"
+        first, reply, second = "First0message", "Reply0message", "Second0message"
         turns = [
             {"role": "user", "content": first},
             {"role": "assistant", "content": reply},
             {"role": "user", "content": second},
         ]
-        start = self._render(turns[:1])
-        whole = self._render(turns)
+        start, whole = self._render(turns[:1]), self._render(turns)
+        if [start.count(first)] + [whole.count(m) for m in (first, reply, second)] != [1, 1, 1, 1]:
+            raise ValueError("the chat template does not keep messages as they are: such templates are not supported")
         head, tail = start.split(first)
         between = whole.split(reply)[1].split(second)[0]
         if not whole.startswith(head) or not whole.endswith(tail):
@@ -162,12 +168,15 @@ class Policy:
         Delimiters are looked for in the text, wherever token borders fall; this table says when a look is
         worth while, so that decoding steps need no loop over rows (sampler.py).
         """
+        if texts in self._tables:
+            return self._tables[texts]
         table = torch.zeros(self.vocab, dtype=torch.bool)
         for token, i in self.tokenizer.get_vocab().items():
             if i < self.vocab:
                 piece = self.tokenizer.convert_tokens_to_string([token])
                 # a piece that is broken UTF-8 may hold part of a character: then look, to be safe
                 table[i] = "\ufffd" in piece or any(_ends(piece, text) for text in texts)
+        self._tables[texts] = table
         return table
 
 
@@ -180,10 +189,30 @@ def check_attention(config) -> None:
     """Refuse models whose attention does not fit one mask for all layers (sampler.py, ragged cache)."""
     kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
     window = getattr(config, "sliding_window", None) if getattr(config, "use_sliding_window", True) else None
-    if kinds != {"full_attention"} or (window and not hasattr(config, "layer_types")):
+    local = "local" in str(getattr(config, "attention_types", ""))  # GPT-Neo
+    if kinds != {"full_attention"} or (window and not hasattr(config, "layer_types")) or local:
         raise ValueError(
             f"model type {config.model_type!r} uses sliding-window or linear attention, which the sampler's cache does "
             "not support: use a model with full attention in every layer (Llama, Qwen2.5, Qwen3, SmolLM, GPT-2)"
+        )
+
+
+@torch.no_grad()
+def check_head(model) -> None:
+    """Refuse models whose logits are more than the head applied to the last hidden state (scaled, capped, ...).
+
+    Sampling and training both skip such a step, so no comparison of the two could ever notice.
+    """
+    ids = torch.arange(8, device=model.device)[None] % model.config.vocab_size
+    was_training = model.training
+    model.eval()
+    whole = model(input_ids=ids, use_cache=False).logits.float()
+    parts = model.get_output_embeddings()(model.base_model(input_ids=ids, use_cache=False).last_hidden_state).float()
+    model.train(was_training)
+    if whole.shape != parts.shape or (whole - parts).abs().max() > 1e-3 * (1 + whole.abs().max()):
+        raise ValueError(
+            f"model type {model.config.model_type!r} changes its logits after the head (scaling or soft-capping): use one "
+            "that does not (Llama, Qwen2.5, Qwen3, SmolLM, GPT-2)"
         )
 
 

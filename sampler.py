@@ -26,6 +26,7 @@ How the paper's open points are settled (SGE 3.2 does not say):
 Randomness: all rows draw from one generator.  Same jobs, same rows, same seed, same machine: same episodes.
 """
 
+import math
 import time
 from dataclasses import dataclass, field
 
@@ -139,6 +140,9 @@ class RaggedCache:
     def update(self, keys: torch.Tensor, values: torch.Tensor, layer: int, *args, **kwargs):
         """Write (n, kv_heads, c, head_dim) and return all filled slots of these rows (Hugging Face's interface)."""
         k, v = self.keys[layer][self.rows], self.values[layer][self.rows]
+        if (keys.shape[1], keys.shape[3]) != (k.shape[1], k.shape[3]) or values.shape != keys.shape:
+            raise ValueError(f"keys {tuple(keys.shape)} and values {tuple(values.shape)} are not what the model's "
+                             "configuration promised: this architecture is not supported")  # fmt: skip
         where = self.slots.expand(keys.shape)
         k.scatter_(2, where, keys)
         v.scatter_(2, where, values)
@@ -160,6 +164,15 @@ class RaggedCache:
         for mine, theirs in ((self.keys, other.keys), (self.values, other.values)):
             for a, b in zip(mine, theirs, strict=True):
                 a[target, :, :length] = b[source, :, :length]  # the right side is gathered before writing
+
+
+def attention_mask(model, allowed: torch.Tensor) -> torch.Tensor:
+    """A mask as the model's attention wants it: boolean for SDPA, additive for all other implementations
+    (to which True would mean "add 1")."""
+    if model.config._attn_implementation == "sdpa":
+        return allowed
+    lowest = torch.finfo(model.dtype).min
+    return torch.zeros(allowed.shape, dtype=model.dtype, device=allowed.device).masked_fill(~allowed, lowest)
 
 
 def kv_shape(config) -> tuple[int, int]:
@@ -237,7 +250,6 @@ class Rollout:
         self.per_row = ("length", "last", "temp", "hot", "count", "look_at", "alive", "tokens", "logps", "drawn_at")
         is_stop = torch.zeros(policy.vocab, dtype=torch.bool)
         is_stop[policy.stop_ids] = True
-        self.is_stop = is_stop.to(device)
         self.may_switch = policy.could_complete((policy.form.closing,)).to(device)
         self.may_stop = (is_stop | policy.could_complete(policy.form.stop)).to(device)
         self.cache = RaggedCache(self.model.config, n, 128, self.model.dtype, device)
@@ -300,7 +312,8 @@ class Rollout:
         limit = self.policy.context - 1  # junk of short rows may point beyond the model's last position
         self.cache.view(start, stop, positions, filled)
         slots = torch.arange(filled, device=self.device)
-        mask = slots[None, None, None, :] <= positions[:, None, :, None]  # (n, 1, c, filled): each row's own past
+        # (n, 1, c, filled): each row's own past
+        mask = attention_mask(self.model, slots[None, None, None, :] <= positions[:, None, :, None])
         hidden = self.model.base_model(
             input_ids=ids, attention_mask=mask, position_ids=positions.clamp(max=limit), cache=self.cache, use_cache=True
         ).last_hidden_state
@@ -374,7 +387,10 @@ class Rollout:
         row, n = self.rows[r], len(ids)
         episode, switch = row.episode, n if row.switch is None else row.switch
         segments = [STRATEGY] * switch + [ACTION] * (n - switch)
-        episode.extend(ids, True, self.logps[r, :n].tolist(), self.drawn_at[r, :n].tolist(), segments)
+        logprobs = self.logps[r, :n].tolist()
+        if any(math.isnan(logprob) for logprob in logprobs):
+            raise FloatingPointError("the model's logits are not numbers: its weights are broken")
+        episode.extend(ids, True, logprobs, self.drawn_at[r, :n].tolist(), segments)
         strategy, action = self.policy.parse(self.policy.decode(ids))
         episode.turns.append(Turn(row.observation, strategy, action, finish))
         self.alive[r] = False
@@ -431,6 +447,10 @@ class Rollout:
                 ids = self.policy.prompt_ids(self.world, job.task, observation, job.reflection)
                 known[job.task, job.reflection] = tuple(ids)
             ids = known[job.task, job.reflection]
+            if len(ids) >= self.policy.context and job.reflection is not PLAIN:
+                print(f"{job.task.id}: the strategies to reflect on do not fit the context; a plain episode instead", flush=True)
+                job.reflection = PLAIN
+                ids = tuple(self.policy.prompt_ids(self.world, job.task, observation))
             if len(ids) >= self.policy.context:
                 raise ValueError(f"the prompt of {job.task.id} has {len(ids)} tokens, the model's context {self.policy.context}")
             self.prompts.setdefault(ids, [None, 0, 0])[2] += 1
@@ -474,7 +494,8 @@ class Rollout:
             began = time.perf_counter()
             positions = torch.arange(longest, device=self.device).expand(len(batch), -1)
             cache.view(0, len(batch), positions, longest)
-            mask = positions[0, None, :] <= positions[0, :, None]  # plain causal; short prompts end in junk
+            # plain causal: short prompts end in junk, which comes after everything real
+            mask = attention_mask(self.model, positions[0, None, :] <= positions[0, :, None])
             self.model.base_model(
                 input_ids=ids.to(self.device), attention_mask=mask.expand(len(batch), 1, -1, -1),
                 position_ids=positions, cache=cache, use_cache=True,
