@@ -85,7 +85,7 @@ class UpdateSettings:
 
     clip: float = 0.2
     epochs: int = 2
-    minibatch_steps: int = 128  # environment steps a minibatch has at least (Table 2: 64 or 128)
+    minibatch_steps: int = 512  # environment steps a minibatch has at least (Table 2: 64 or 128)
     micro_tokens: int = 4096  # padded tokens in one forward pass: memory, not arithmetic
     max_grad_norm: float = 1.0  # [not in the paper]
     advantage_groups: str = "joint"  # joint | split: are reflected episodes compared with plain ones?

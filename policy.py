@@ -273,7 +273,7 @@ class TinySettings:
     layers: int = 3
     heads: int = 4
     kv_heads: int = 2
-    steps: int = 600  # optimiser steps of the warm start
+    steps: int = 580  # optimiser steps of the warm start
     batch: int = 16  # episodes a step
     lr: float = 4e-3
     init: float = 0.08  # spread of the initial weights; copying is learnt far sooner than with the usual 0.02
