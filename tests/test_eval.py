@@ -34,7 +34,7 @@ def refused(main, argv, capsys):
 def finished_run(folder, method="sge", hard=0.5, seed=0, summary=True):
     """A run folder as train.py leaves it, with made-up figures."""
     folder.mkdir()
-    config = dict(env="house", method=method, seed=seed)
+    config = dict(env="house", method=method, seed=seed, model="tiny", reflect="both", strategy_temp=1.2, token_temp=0.7)
     lines = [dict(update=i, total_env_steps=1000 * i, **{f"eval_{t}": hard for t in envs.TIERS}) for i in (1, 2, 3)]
     row = {"base_pass@1": 0.1, "base_pass@256": 0.4, "pass@1": hard, "test_pass@1": hard / 2}
     (folder / "config.json").write_text(json.dumps(config))
@@ -244,8 +244,7 @@ def test_resume_keeps_the_settings_and_refuses_others(flag, capsys, tmp_path):
 @pytest.mark.parametrize("place", ["run", "file", "file/run"])
 def test_a_run_folder_that_cannot_be_made_is_said_in_one_line(place, train_flags, coins, capsys, tmp_path):
     """A run is there already; a file has the name; a file is where a folder should be."""
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "config.json").write_text("{}")
+    (tmp_path / "run" / "checkpoint").mkdir(parents=True)
     (tmp_path / "file").write_text("mine")
     assert place in refused(train.main, train_flags("x", out=tmp_path / place), capsys)
     assert (tmp_path / "file").read_text() == "mine"
