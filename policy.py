@@ -189,11 +189,11 @@ def check_attention(config) -> None:
     """Refuse models whose attention does not fit one mask for all layers (sampler.py, ragged cache)."""
     kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
     window = getattr(config, "sliding_window", None) if getattr(config, "use_sliding_window", True) else None
-    local = "local" in str(getattr(config, "attention_types", ""))  # GPT-Neo
-    if kinds != {"full_attention"} or (window and not hasattr(config, "layer_types")) or local:
+    odd = "local" in str(getattr(config, "attention_types", "")) or getattr(config, "multi_query", False)  # GPT-Neo, Falcon
+    if kinds != {"full_attention"} or (window and not hasattr(config, "layer_types")) or odd:
         raise ValueError(
-            f"model type {config.model_type!r} uses sliding-window or linear attention, which the sampler's cache does "
-            "not support: use a model with full attention in every layer (Llama, Qwen2.5, Qwen3, SmolLM, GPT-2)"
+            f"model type {config.model_type!r} uses sliding-window, linear or otherwise special attention, which the "
+            "sampler's cache does not support: use a model with full attention in every layer (Llama, Qwen2.5, Qwen3, SmolLM, GPT-2)"
         )
 
 
@@ -203,11 +203,11 @@ def check_head(model) -> None:
 
     Sampling and training both skip such a step, so no comparison of the two could ever notice.
     """
-    ids = torch.arange(8, device=model.device)[None] % model.config.vocab_size
-    was_training = model.training
+    head, was_training = model.get_output_embeddings(), model.training
+    ids = torch.arange(8, device=head.weight.device)[None] % head.weight.shape[0]
     model.eval()
     whole = model(input_ids=ids, use_cache=False).logits.float()
-    parts = model.get_output_embeddings()(model.base_model(input_ids=ids, use_cache=False).last_hidden_state).float()
+    parts = head(model.base_model(input_ids=ids, use_cache=False).last_hidden_state).float()
     model.train(was_training)
     if whole.shape != parts.shape or (whole - parts).abs().max() > 1e-3 * (1 + whole.abs().max()):
         raise ValueError(

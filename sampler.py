@@ -169,7 +169,7 @@ class RaggedCache:
 def attention_mask(model, allowed: torch.Tensor) -> torch.Tensor:
     """A mask as the model's attention wants it: boolean for SDPA, additive for all other implementations
     (to which True would mean "add 1")."""
-    if model.config._attn_implementation == "sdpa":
+    if getattr(model.config, "_attn_implementation", "sdpa") == "sdpa":
         return allowed
     lowest = torch.finfo(model.dtype).min
     return torch.zeros(allowed.shape, dtype=model.dtype, device=allowed.device).masked_fill(~allowed, lowest)
