@@ -70,7 +70,7 @@ OBJECTS = tuple(o for objects, _, _ in CATEGORIES.values() for o in objects)
 CATEGORY_OF = {o: c for c, (objects, _, _) in CATEGORIES.items() for o in objects}
 
 USUAL = (0.75, 0.2, 0.05)  # how often things of a tidy house are in the three usual places - and the script's beliefs
-ODD = 0.003  # the share of the script's searches that go anywhere else
+ODD = 0.006  # the share of the script's searches that go anywhere else
 
 # A layout is the set of places that a house has; each has all the odd places.  The last one is for test tasks only.
 LAYOUTS = {

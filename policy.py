@@ -189,7 +189,8 @@ def check_attention(config) -> None:
     """Refuse models whose attention does not fit one mask for all layers (sampler.py, ragged cache)."""
     kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
     window = getattr(config, "sliding_window", None) if getattr(config, "use_sliding_window", True) else None
-    odd = "local" in str(getattr(config, "attention_types", "")) or getattr(config, "multi_query", False)  # GPT-Neo, Falcon
+    # GPT-Neo; Falcon
+    odd = "local" in str(getattr(config, "attention_types", "")) or getattr(config, "multi_query", False)
     if kinds != {"full_attention"} or (window and not hasattr(config, "layer_types")) or odd:
         raise ValueError(
             f"model type {config.model_type!r} uses sliding-window, linear or otherwise special attention, which the "

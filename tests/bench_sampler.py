@@ -18,6 +18,7 @@ All are timed in turn, `--repeats` rounds; the medians and the spread of the rat
 
 import argparse
 import json
+import random
 import resource
 import statistics
 import sys
@@ -25,14 +26,13 @@ import time
 from pathlib import Path
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen3ForCausalLM
 from transformers.generation import StoppingCriteria, StoppingCriteriaList
 from transformers.utils import logging
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import envs  # noqa: E402
 import policy as policy_module  # noqa: E402
-import sampler  # noqa: E402
 from policy import Policy  # noqa: E402
 from reflection import ReplyFormat  # noqa: E402
 from sampler import Job, Rollout, Sampling  # noqa: E402
@@ -184,7 +184,8 @@ def load(folder: str) -> Policy:
         model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     else:
         s = policy_module.TinySettings()
-        tokenizer = policy_module.tiny_tokenizer(policy_module._demo_texts("house", __import__("random").Random(0), 50), s.vocab)
+        texts = policy_module._demo_texts("house", random.Random(0), 50)
+        tokenizer = policy_module.tiny_tokenizer(texts, s.vocab)
         model = Qwen3ForCausalLM(policy_module.tiny_config(s, tokenizer))
     policy = Policy(model.eval(), tokenizer, form)
     policy.stop_ids = []
@@ -225,7 +226,8 @@ def main() -> None:
     pairs = [decode(policy) for _ in range(args.repeats)]
     figures["decode_limit_fraction"] = statistics.median(b / a for a, b in pairs)
     step = statistics.median(a for a, _ in pairs) / 10
-    print(f"decode step, 64 rows, 200 tokens of context: {1000 * step:.1f} ms, {figures['decode_limit_fraction']:.2f} of the limit")
+    share = figures["decode_limit_fraction"]
+    print(f"decode step, 64 rows, 200 tokens of context: {1000 * step:.1f} ms, {share:.2f} of the limit")
     print(f"peak memory {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20:.2f} GB")
     if args.json:
         print(json.dumps(figures))
