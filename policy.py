@@ -194,7 +194,7 @@ def check_attention(config) -> None:
     if kinds != {"full_attention"} or (window and not hasattr(config, "layer_types")) or odd:
         raise ValueError(
             f"model type {config.model_type!r} uses sliding-window, linear or otherwise special attention, which the "
-            "sampler's cache does not support: use a model with full attention in every layer (Llama, Qwen2.5, Qwen3, SmolLM, GPT-2)"
+            "sampler's cache does not support: use one with full attention in every layer (Llama, Qwen2.5, Qwen3, SmolLM, GPT-2)"
         )
 
 

@@ -205,7 +205,7 @@ def main() -> None:
     policy = load(args.model)
     weights = sum(p.numel() for p in policy.model.parameters())
     print(f"{args.model or 'tiny'}: {weights / 1e6:.2f}M weights, float32, {args.threads} threads, median of {args.repeats}")
-    print(f"{'workload':12s}{'ours tok/s':>12s}{'generate()':>12s}{'limit':>10s}{'ours/generate (range)':>26s}{'ours/limit':>12s}")
+    print(f"{'workload':12s}{'ours tok/s':>12s}{'generate()':>12s}{'limit':>10s}{'ours/peer (range)':>26s}{'ours/limit':>12s}")
     figures = {}
     works = {
         "grouped": Workload(policy.vocab, 8, 16, 200, (8, 64), 1, 1),
