@@ -187,8 +187,8 @@ def draw_curves(folders: list[str], out: Path) -> None:
         axis.set(title=f"{tier} tasks", xlabel="environment steps (thousands)", ylim=(-3, 103))
         axis.grid(alpha=0.3)
     axes[0].set_ylabel("plain pass@1, training tasks (%)")
-    axes[-1].legend(fontsize=7, loc="center right")
-    figure.tight_layout()
+    figure.tight_layout(rect=(0, 0.1, 1, 1))
+    figure.legend(*axes[0].get_legend_handles_labels(), fontsize=8, loc="lower center", ncol=6, frameon=False)
     figure.savefig(out, dpi=130)
     plt.close(figure)
 
