@@ -74,7 +74,7 @@ def smallest_run(model, out, **settings):
     small = dict(
         model=model, out=out, device="cpu", updates=4, tasks_per_update=2, group_size=4, lr=1e-3, minibatch_steps=8,
         reply_tokens=20, strategy_tokens=14, p_fail=0.4, p_success=0.4, eval_every=0, base_tries=2, base_tasks=1,
-        final_tries=1, save_every=100,
+        final_tries=1, save_every=100, threads=1,  # sums depend on the number of threads, in the last bit
     )  # fmt: skip
     return [word for k, v in (small | settings).items() for word in ("--" + k.replace("_", "-"), str(v))]
 
