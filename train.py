@@ -17,7 +17,7 @@ token temperature.  A run folder holds config.json, metrics.jsonl (one object an
 (transcripts), checkpoint/ (written all or nothing) and, at the end, summary.json and curves.png.
 
 How this differs from the paper, besides what the other files list:
-  1. The tiny model is trained at lr 1e-3, not 1e-6: it has 6,000 times fewer weights.
+  1. The tiny model is trained at lr 1e-3 (grpo: 3e-4), not 1e-6: it has 6,000 times fewer weights.
   2. An update collects 24 tasks x 10 episodes (Table 2: 16 to 64 tasks x 6 to 16), and a minibatch has 512
      environment steps, not 64 or 128: fewer, larger steps kept the tiny model steadier.
 """
