@@ -174,8 +174,9 @@ class Policy:
         for token, i in self.tokenizer.get_vocab().items():
             if i < self.vocab:
                 piece = self.tokenizer.convert_tokens_to_string([token])
-                # a piece that is broken UTF-8 may hold part of a character: then look, to be safe
-                table[i] = "\ufffd" in piece or any(_ends(piece, text) for text in texts)
+                # a piece that is broken UTF-8 may hold part of a character that is not ASCII: then look, to be safe
+                partial = "\ufffd" in piece and not all(map(str.isascii, texts))
+                table[i] = partial or any(_ends(piece, text) for text in texts)
         self._tables[texts] = table
         return table
 

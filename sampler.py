@@ -6,11 +6,17 @@ does what `generate()` does not:
 
   1. A temperature per token, decided by the text: a row is hot until its closing delimiter is complete.
   2. A cache without padding.  Every row has its own length; new keys and values go to the row's own next
-     slots (`RaggedCache`).  So rows may differ in everything and still be stepped together.
-  3. Each distinct prompt is read once; the rows of a group copy its keys and values.
-  4. The cache is kept across turns: an observation costs its own tokens, not the conversation's.
-  5. Rows that wait or have ended leave the batch; an episode's world is stepped as soon as its row is
-     done; when there are more episodes than rows, a new episode takes the place of an ended one.
+     slots (`RaggedCache`).
+  3. A batch without padding.  A forward pass is ONE packed sequence: a token of every row, and in front of
+     some of them the observation that the row has to read (`Pass`).  No row ever waits for another.
+  4. Each distinct prompt is read once; the rows of a group copy its keys and values.
+  5. The cache is kept across turns: an observation costs its own tokens, not the conversation's.
+  6. Rows that have ended leave the batch; an episode's world is stepped as soon as its reply is complete;
+     when there are more episodes than rows, a new episode takes the place of an ended one.
+
+How a stock model is made to do that: its attention layers hand new keys and values to whatever cache they
+are given, and take their attention function from a table by name.  All else in a decoder works token by
+token and does not care which row a token belongs to.
 
 No top-p, no top-k, no penalties: the log-probs stored here are those of the distribution that was sampled
 from, and training must find the same ones again (ratio 1 on the first minibatch).
@@ -31,6 +37,7 @@ import time
 from dataclasses import dataclass, field
 
 import torch
+from transformers import AttentionInterface
 
 import envs
 from policy import Policy
@@ -104,22 +111,76 @@ class Sampling:
     reply_tokens: int = 48  # a reply's strategy, delimiter and action together (Table 2: "output tokens")
     rows: int = 256  # episodes decoded side by side
     cache_gb: float = 4.0  # room for keys and values; fewer rows are used if they would not fit
+    compile: bool = False  # torch.compile the decode step, which then has few different shapes
 
 
 # ------------------------------------------------------------------------------------------------------
-# the cache
+# the cache, and attention over it
 # ------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Pass:
+    """The tokens of one forward pass, packed into one sequence of T = n + R:
+
+        n decoding tokens   token i belongs to cache row i: the newest token of every running row
+        R reading tokens    stretches of some rows: a prompt, or what comes before a row's newest token
+
+    Keys and values of all T are written before any token attends, and a token attends to the slots of its
+    row up to its own: so a row may read an observation and decode its first reply token in one pass.
+    """
+
+    row: torch.Tensor  # (T,) cache row of each token
+    slot: torch.Tensor  # (T,) its slot in that row = its position in the conversation
+    n: int  # decoding tokens
+    filled: int  # slots that anybody attends to: the first `filled`
+    bias: torch.Tensor  # (n, 1, 1, filled) 0 where decoding token i may look, else -inf
+    readers: torch.Tensor | None = None  # (m,) cache rows that read
+    unpack: torch.Tensor | None = None  # (m, c) where in the sequence a reader's tokens are, short ones filled up with 0
+    pack: torch.Tensor | None = None  # (R,) the way back: index into the flattened (m, c)
+    sees: torch.Tensor | None = None  # (m, 1, c, filled) True where a reading token may look
+
+
+def plan(newest: torch.Tensor, reading: list[tuple[int, int, int]], filled: int, dtype: torch.dtype) -> Pass:
+    """Lay out a forward pass.
+
+    newest (n,): slots of the decoding tokens of cache rows 0..n-1.
+    reading: (cache row, first slot, how many tokens) of the rows that read, in the order of their tokens.
+    """
+    device, n = newest.device, len(newest)
+    slots = torch.arange(filled, device=device)
+    hidden = slots[None, :] > newest[:, None]  # (n, filled)
+    bias = torch.zeros(hidden.shape, dtype=dtype, device=device).masked_fill_(hidden, -math.inf)[:, None, None]
+    row = torch.arange(n, device=device)
+    if not reading:
+        return Pass(row, newest, n, filled, bias)
+    counts = [count for _, _, count in reading]
+    longest, total = max(counts), sum(counts)
+    starts = [n + sum(counts[:i]) for i in range(len(counts))]
+    grid = torch.arange(longest)  # built on the host and sent over in a few pieces
+    counts, starts = torch.tensor(counts)[:, None], torch.tensor(starts)[:, None]
+    first = torch.tensor([slot for _, slot, _ in reading])[:, None]
+    real = grid < counts  # (m, c)
+    unpack, places = torch.where(real, starts + grid, 0), first + grid
+    readers = torch.tensor([r for r, _, _ in reading])
+    pack = real.flatten().nonzero().flatten()
+    assert len(pack) == total
+    row = torch.cat([row, readers[:, None].expand_as(real)[real].to(device)])
+    slot = torch.cat([newest, places[real].to(device)])
+    sees = slots[None, None, None, :] <= places.to(device)[:, None, :, None]
+    return Pass(row, slot, n, filled, bias, readers.to(device), unpack.to(device), pack.to(device), sees)
 
 
 class RaggedCache:
     """Keys and values of many rows, each with a length of its own.
 
     keys[l], values[l]: (rows, kv_heads, capacity, head_dim).  A model's attention layers call `update`, as
-    they would on a Hugging Face cache; where to write and how far to read is set by `view` beforehand.
-    Slots beyond a row's length hold leftovers; they are masked when read and overwritten when reached.
+    they would on a Hugging Face cache; where to write is said by `at`, the pass under way.
+    Slots beyond a row's length hold leftovers; they are never attended to, and overwritten when reached.
     """
 
     is_compileable = False
+    at: Pass
 
     def __init__(self, config, rows: int, capacity: int, dtype: torch.dtype, device):
         heads, dim = kv_shape(config)
@@ -131,22 +192,16 @@ class RaggedCache:
     def capacity(self) -> int:
         return self.keys[0].shape[2]
 
-    def view(self, start: int, stop: int, positions: torch.Tensor, filled: int) -> None:
-        """The next forward pass is over rows start..stop: it writes token j of row i to slot positions[i, j]
-        (rows, c) and attends to the first `filled` slots."""
-        self.rows, self.filled = slice(start, stop), filled
-        self.slots = positions[:, None, :, None]  # (n, 1, c, 1)
-
     def update(self, keys: torch.Tensor, values: torch.Tensor, layer: int, *args, **kwargs):
-        """Write (n, kv_heads, c, head_dim) and return all filled slots of these rows (Hugging Face's interface)."""
-        k, v = self.keys[layer][self.rows], self.values[layer][self.rows]
-        if (keys.shape[1], keys.shape[3]) != (k.shape[1], k.shape[3]) or values.shape != keys.shape:
+        """Write the pass's keys and values (1, kv_heads, T, head_dim); return all rows' (Hugging Face's interface)."""
+        k, v = self.keys[layer], self.values[layer]
+        expected = (1, k.shape[1], len(self.at.slot), k.shape[3])
+        if keys.shape != expected or values.shape != expected:
             raise ValueError(f"keys {tuple(keys.shape)} and values {tuple(values.shape)} are not what the model's "
                              "configuration promised: this architecture is not supported")  # fmt: skip
-        where = self.slots.expand(keys.shape)
-        k.scatter_(2, where, keys)
-        v.scatter_(2, where, values)
-        return k[:, :, : self.filled], v[:, :, : self.filled]
+        k[self.at.row, :, self.at.slot] = keys[0].transpose(0, 1)  # (T, kv_heads, head_dim)
+        v[self.at.row, :, self.at.slot] = values[0].transpose(0, 1)
+        return k, v
 
     def get_seq_length(self, layer: int = 0) -> int:
         return 0  # asked for by models when positions are not given; here they always are
@@ -159,20 +214,41 @@ class RaggedCache:
                 new[:, :, : old.shape[2]] = old
                 tensors[i] = new
 
-    def copy_from(self, other: "RaggedCache", source: list[int], target: list[int], length: int) -> None:
-        """Rows `target` get the first `length` slots of rows `source` of `other` (which may be self)."""
+    def copy_from(self, other: "RaggedCache", source: int, target: int, length: int) -> None:
+        """Row `target` gets the first `length` slots of row `source` of `other` (which may be self)."""
         for mine, theirs in ((self.keys, other.keys), (self.values, other.values)):
             for a, b in zip(mine, theirs, strict=True):
-                a[target, :, :length] = b[source, :, :length]  # the right side is gathered before writing
+                a[target, :, :length] = b[source, :, :length]
 
 
-def attention_mask(model, allowed: torch.Tensor) -> torch.Tensor:
-    """A mask as the model's attention wants it: boolean for SDPA, additive for all other implementations
-    (to which True would mean "add 1")."""
-    if getattr(model.config, "_attn_implementation", "sdpa") == "sdpa":
-        return allowed
-    lowest = torch.finfo(model.dtype).min
-    return torch.zeros(allowed.shape, dtype=model.dtype, device=allowed.device).masked_fill(~allowed, lowest)
+def ragged_attention(module, query, key, value, attention_mask, scaling=None, ragged: Pass | None = None, **kwargs):
+    """Attention of a packed sequence over the cache, under the name "ragged" in Hugging Face's table.
+
+    query (1, heads, T, d); key, value (rows, kv_heads, capacity, d).  Returns ((1, T, heads, d), None).
+    """
+    p, (heads, d), kv_heads = ragged, query.shape[1::2], key.shape[1]
+    query, scale = query[0].transpose(0, 1), d**-0.5 if scaling is None else scaling  # (T, heads, d)
+    # One token a row.  The query heads that share a key/value head stand in for several tokens of one head,
+    # so no key or value is repeated.
+    k, v = key[: p.n, :, : p.filled], value[: p.n, :, : p.filled]  # (n, kv_heads, filled, d)
+    q = query[: p.n].reshape(p.n, kv_heads, heads // kv_heads, d)
+    out = torch.nn.functional.scaled_dot_product_attention(q, k, v, p.bias, scale=scale).reshape(p.n, heads, d)
+    if p.readers is not None:  # few rows, many queries each: padded to the longest
+        k, v = key[p.readers, :, : p.filled], value[p.readers, :, : p.filled]
+        q = query[p.unpack].transpose(1, 2)  # (m, heads, c, d)
+        read = torch.nn.functional.scaled_dot_product_attention(q, k, v, p.sees, scale=scale, enable_gqa=kv_heads < heads)
+        out = torch.cat([out, read.transpose(1, 2).flatten(0, 1)[p.pack]])
+    return out[None], None
+
+
+AttentionInterface.register("ragged", ragged_attention)
+
+
+def forward(body, cache: RaggedCache, ids: torch.Tensor, at: Pass) -> torch.Tensor:
+    """Run `body` (a model without its head) over packed ids (T,).  Returns hidden states (T, d)."""
+    cache.at = at
+    out = body(input_ids=ids[None], position_ids=at.slot[None], cache=cache, use_cache=True, ragged=at)
+    return out.last_hidden_state[0]
 
 
 def kv_shape(config) -> tuple[int, int]:
@@ -209,16 +285,15 @@ def sample(logits: torch.Tensor, temps: torch.Tensor, generator: torch.Generator
 # rolling out
 # ------------------------------------------------------------------------------------------------------
 
-DECODING, WAITING, FREE = 0, 1, 2  # what a row of the cache is doing; rows are kept sorted in this order
-
 
 class Row:
-    """One running episode: its record, its world, and the tokens that the model has still to read."""
+    """One running episode: its record, its world, its row of the cache, and what the model has still to read."""
 
-    def __init__(self, episode: Episode, env, observation: str, index: int):
-        self.episode, self.env, self.observation, self.index = episode, env, observation, index
-        self.state = WAITING
-        self.pending: list[int] = []  # ids to be read before the next token can be sampled
+    def __init__(self, episode: Episode, env, observation: str, job: int, at: int):
+        self.episode, self.env, self.observation = episode, env, observation
+        self.job, self.at = job, at
+        self.pending: list[int] = []  # ids at the end of episode.ids that are not in the cache yet
+        self.began = 0  # the pass that sampled the current reply's first token
         self.switch: int | None = None  # how many tokens of the current reply are hot, once known
         self.budget = 0  # tokens that the current reply may have
 
@@ -226,36 +301,40 @@ class Row:
 class Rollout:
     """The machine behind `rollout`.  One instance, one call of `run`.
 
-    The rows of the cache are kept in three runs, [decoding | waiting | free], so that each forward pass
-    works on a slice and nothing is gathered.  Waiting rows hold an observation (or a new prompt) that the
-    model has not read; they are read together, by one pass, once they outnumber the decoding ones.
+    self.rows[i] is the episode in row i of the cache and of the tensors below; there are no gaps.  Every
+    pass feeds each row its newest token and samples the next one.  The host looks at those rows only whose
+    new token may complete a delimiter, a stop or a cap; which rows these are is its one question to the
+    device a pass.
     """
 
     def __init__(self, policy: Policy, world: str, jobs: list[Job], how: Sampling, generator: torch.Generator, tick):
         self.policy, self.world, self.jobs, self.how, self.generator = policy, world, jobs, how, generator
         self.tick = tick  # called once per finished episode
         self.device, self.model = policy.device, policy.model
-        self.rows: list[Row | None] = [None] * row_count(policy, how, len(jobs))
-        n, device = len(self.rows), self.device
-        self.length = torch.zeros(n, dtype=torch.long, device=device)  # filled slots of each row
-        self.last = torch.zeros(n, dtype=torch.long, device=device)  # token to be fed next
+        n, device = row_count(policy, how, len(jobs)), self.device
+        self.newest = torch.zeros(n, dtype=torch.long, device=device)  # slot of the token to be fed next ...
+        self.last = torch.zeros(n, dtype=torch.long, device=device)  # ... and that token
         self.temp = torch.zeros(n, device=device)  # temperature of the next token
         self.hot = torch.zeros(n, dtype=torch.bool, device=device)
         self.count = torch.zeros(n, dtype=torch.long, device=device)  # tokens sampled of the current reply
         self.look_at = torch.zeros(n, dtype=torch.long, device=device)  # ... at which a cap is reached
-        self.alive = torch.zeros(n, dtype=torch.bool, device=device)  # False: decodes junk until moved away
-        self.tokens = torch.zeros(n, how.reply_tokens + 1, dtype=torch.long, device=device)  # current reply
-        self.logps = torch.zeros(n, how.reply_tokens + 1, device=device)
-        self.drawn_at = torch.ones(n, how.reply_tokens + 1, device=device)  # temperatures of the current reply
-        self.per_row = ("length", "last", "temp", "hot", "count", "look_at", "alive", "tokens", "logps", "drawn_at")
+        self.tokens = torch.zeros(n, how.reply_tokens, dtype=torch.long, device=device)  # current reply
+        self.logps = torch.zeros(n, how.reply_tokens, device=device)
+        self.drawn_at = torch.ones(n, how.reply_tokens, device=device)  # temperatures of the current reply
+        self.per_row = ("newest", "last", "temp", "hot", "count", "look_at", "tokens", "logps", "drawn_at")
         is_stop = torch.zeros(policy.vocab, dtype=torch.bool)
         is_stop[policy.stop_ids] = True
         self.may_switch = policy.could_complete((policy.form.closing,)).to(device)
         self.may_stop = (is_stop | policy.could_complete(policy.form.stop)).to(device)
         self.cache = RaggedCache(self.model.config, n, 128, self.model.dtype, device)
-        self.longest = 0  # upper bound of every row's length, kept on the host: no device sync to know it
+        self.body = self.model.base_model
+        self.decode_body = torch.compile(self.body, dynamic=False) if how.compile else self.body
+        self.rows: list[Row] = []  # the running episodes
+        self.starting: list[Row] = []  # those whose next token is the first of a reply
+        self.longest = 0  # slots in use of the longest row, known on the host: no question to the device
+        self.passes = 0
         self.prompts: dict[tuple, list] = {}  # prompt ids -> [cache, row in it, episodes still to start]
-        self.next_job, self.decoding = 0, 0
+        self.next_job = 0
         self.episodes: list[Episode | None] = [None] * len(jobs)
         self.seconds = {"model": 0.0, "worlds": 0.0}
 
@@ -263,179 +342,173 @@ class Rollout:
 
     def run(self) -> list[Episode]:
         self._prepare_prompts()
-        self._start_episodes()
-        while any(self.rows):
-            waiting = sum(row is not None and row.state == WAITING for row in self.rows)
-            running = sum(row is not None and row.state == DECODING for row in self.rows)
-            if waiting and waiting >= running:
-                self._read_pending()
-            elif running < 0.75 * self.decoding:
-                self._arrange()
-            else:
-                self._decode_step()
-            if self.next_job < len(self.jobs):
-                self._start_episodes()
+        self._start_episodes(range(len(self.newest)))
+        while self.rows:
+            events = self._sample(self._feed())
+            ended = [row for row in self._look(events) if row.episode.finish]
+            if ended:
+                self._leave(ended)
         return self.episodes
 
-    def _decode_step(self) -> None:
-        """Feed every decoding row its last token and sample the next one."""
-        n = self.decoding
-        hidden = self._forward(0, n, self.last[:n, None], self.length[:n, None])
-        self.length[:n] += self.alive[:n]  # a dead row writes its junk to the same slot again
-        self._sample(0, n, hidden[:, 0])
+    def _feed(self) -> torch.Tensor:
+        """Feed every row its newest token, after whatever it has still to read.  Returns hidden states (n, d)."""
+        starting, self.starting = self.starting, []
+        if starting:
+            self._begin_replies(starting)
+        self.passes += 1
+        reading = [(row.at, len(row.episode.ids) - len(row.pending), len(row.pending) - 1) for row in starting]
+        words = [i for row in starting for i in row.pending[:-1]]
+        reading = [stretch for stretch in reading if stretch[2]]
+        for row in starting:
+            row.pending = []
+        self._make_room()
+        if self.how.compile and reading:  # the decode step keeps its shape: reading is a pass of its own
+            self._forward(0, words, reading, self.body)
+            words, reading = [], []
+        n = len(self.rows)
+        hidden = self._forward(n, words, reading, self.body if reading else self.decode_body)
+        self.newest[:n] += 1
+        self.longest += 1
+        return hidden[:n]
 
-    def _read_pending(self) -> None:
-        """Read what the waiting rows have pending, each its own length, in one pass; then sample."""
-        self._arrange()
-        start = self.decoding
-        rows = [row for row in self.rows[start:] if row is not None]
-        stop = start + len(rows)
-        chunk = max(len(row.pending) for row in rows)
-        ids = torch.zeros(len(rows), chunk, dtype=torch.long)
-        for i, row in enumerate(rows):
-            ids[i, : len(row.pending)] = torch.tensor(row.pending)
-        sizes = torch.tensor([len(row.pending) for row in rows], device=self.device)
-        positions = self.length[start:stop, None] + torch.arange(chunk, device=self.device)
-        # short rows are filled up with junk, which lands beyond their length and is overwritten later
-        hidden = self._forward(start, stop, ids.to(self.device), positions)
-        hidden = hidden[torch.arange(len(rows), device=self.device), sizes - 1]  # (n, d) at the last real token
-        self.length[start:stop] += sizes
-        self.longest = int(self.length[:stop].max())
-        self._begin_replies(start, rows)
-        self._sample(start, stop, hidden)
-        self.decoding = stop
-
-    def _forward(self, start: int, stop: int, ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        """Hidden states (n, c, d) of rows start..stop for ids (n, c) at positions (n, c)."""
+    def _forward(self, n: int, words: list[int], reading: list[tuple[int, int, int]], body) -> torch.Tensor:
+        """One pass: the newest tokens of rows 0..n-1 and the stretches `reading` of the ids `words`."""
         began = time.perf_counter()
-        filled = self._make_room(ids.shape[1])
-        limit = self.policy.context - 1  # junk of short rows may point beyond the model's last position
-        self.cache.view(start, stop, positions, filled)
-        slots = torch.arange(filled, device=self.device)
-        # (n, 1, c, filled): each row's own past
-        mask = attention_mask(self.model, slots[None, None, None, :] <= positions[:, None, :, None])
-        hidden = self.model.base_model(
-            input_ids=ids, attention_mask=mask, position_ids=positions.clamp(max=limit), cache=self.cache, use_cache=True
-        ).last_hidden_state
+        filled = self.longest
+        if self.how.compile and n:  # few shapes: rows and slots in steps; surplus rows are free ones, and write junk there
+            n, filled = min(-(-n // 16) * 16, len(self.newest)), min(-(-filled // 128) * 128, self.cache.capacity)
+        at = plan(self.newest[:n], reading, filled, self.model.dtype)
+        ids = torch.cat([self.last[:n], torch.tensor(words, device=self.device)]) if words else self.last[:n]
+        hidden = forward(body, self.cache, ids, at)
         self.seconds["model"] += time.perf_counter() - began
         return hidden
 
-    def _make_room(self, chunk: int) -> int:
-        """See to it that every row has `chunk` free slots; returns how many slots a pass has to read."""
-        filled = self.longest + chunk
-        if filled > self.cache.capacity:
-            self.cache.grow(max(2 * self.cache.capacity, filled))
-        self.longest = filled
-        return filled
+    def _make_room(self) -> None:
+        """See to it that the longest row's newest token has a slot, doubling the cache while that is within its budget."""
+        if self.longest > self.cache.capacity:
+            fit = slots_within(self.policy, self.how) // len(self.newest)
+            self.cache.grow(max(self.longest, min(2 * self.cache.capacity, self.policy.context, fit)))
 
-    def _sample(self, start: int, stop: int, hidden: torch.Tensor) -> None:
-        """Sample one token for rows start..stop and look after those whose reply may have turned or ended."""
+    def _sample(self, hidden: torch.Tensor) -> list[int]:
+        """Sample one token per row.  Returns the rows whose reply may have turned or ended."""
         began = time.perf_counter()
         logits = self.model.get_output_embeddings()(hidden)
         self.seconds["model"] += time.perf_counter() - began
-        here = slice(start, stop)
+        here = slice(0, len(hidden))
         tokens, logps = sample(logits, self.temp[here], self.generator)
         at = self.count[here, None]
         self.tokens[here].scatter_(1, at, tokens[:, None])
         self.logps[here].scatter_(1, at, logps[:, None])
         self.drawn_at[here].scatter_(1, at, self.temp[here, None])
-        self.count[here] += self.alive[here]
+        self.count[here] += 1
         self.last[here] = tokens
         event = self.may_stop[tokens] | (self.may_switch[tokens] & self.hot[here]) | (self.count[here] >= self.look_at[here])
-        # the one place where the host waits for the device: which rows need a look?
-        rows = start + (event & self.alive[here]).nonzero().flatten()
-        for r, n in zip(rows.tolist(), self.count[rows].tolist(), strict=True):
-            self._look(r, n)
-
-    def _look(self, r: int, n: int) -> None:
-        """Decide, from the text of its n sampled tokens, whether row r turns cool or ends its reply."""
-        row, policy, how = self.rows[r], self.policy, self.how
-        ids = self.tokens[r, :n].tolist()
-        if ids[-1] in policy.stop_ids:
-            return self._end_reply(r, ids, "stop")
-        text = policy.decode(ids)
-        if any(stop in text for stop in policy.form.stop):
-            return self._end_reply(r, ids, "stop")
-        if n >= row.budget:
-            return self._end_reply(r, ids, "length")
-        if row.switch is None and (policy.form.closing in text or n >= how.strategy_tokens):
-            row.switch = n
-            self.hot[r] = False
-            self.temp[r] = how.token_temp
-            self.look_at[r] = row.budget
+        return event.nonzero().flatten().tolist()  # here the host waits for the device
 
     # -- replies and turns -----------------------------------------------------------------------------
+
+    def _look(self, events: list[int]) -> list[Row]:
+        """Decide, from the text of their sampled tokens, which rows turn cool and which replies end; end those.
+        Returns the rows whose reply ended."""
+        replies, cooled, done = self.tokens[events].tolist() if events else [], [], []
+        for r, ids in zip(events, replies, strict=True):
+            row = self.rows[r]
+            ids = ids[: self.passes - row.began]
+            text = self.policy.decode(ids)
+            finish = self._finish(row, ids, text)
+            if finish:
+                done.append((row, ids, text, finish))
+            elif row.switch is None and (self.policy.form.closing in text or len(ids) >= self.how.strategy_tokens):
+                row.switch = len(ids)
+                cooled.append(row)
+        if cooled:
+            at = torch.tensor([row.at for row in cooled], device=self.device)
+            self.hot[at], self.temp[at] = False, self.how.token_temp
+            self.look_at[at] = torch.tensor([row.budget for row in cooled], device=self.device)
+        if done:
+            at = [row.at for row, *_ in done]
+            logps, temps = self.logps[at].tolist(), self.drawn_at[at].tolist()
+            for reply, *drawn in zip(done, logps, temps, strict=True):
+                self._end_reply(*reply, *(values[: len(reply[1])] for values in drawn))
+        return [row for row, *_ in done]
+
+    def _finish(self, row: Row, ids: list[int], text: str) -> str:
+        """How the reply `ids` ended: "stop" or "length"; "" if it goes on."""
+        if ids[-1] in self.policy.stop_ids or any(stop in text for stop in self.policy.form.stop):
+            return "stop"
+        return "length" if len(ids) >= row.budget else ""
 
     def reply_budget(self, row: Row) -> int:
         """Tokens that the reply which begins now may have (the benchmark overrides this)."""
         return self.how.reply_tokens
 
-    def _begin_replies(self, start: int, rows: list[Row]) -> None:
-        """Set rows that have read their prompt or observation to the start of a hot strategy."""
-        here = slice(start, start + len(rows))
-        for row in rows:
-            row.state, row.pending, row.switch = DECODING, [], None
-            row.budget = min(self.reply_budget(row), self.policy.context - len(row.episode.ids))
-        look_at = [min(row.budget, self.how.strategy_tokens) for row in rows]
-        self.look_at[here] = torch.tensor(look_at, device=self.device)
-        self.temp[here] = self.how.strategy_temp
-        self.hot[here] = self.alive[here] = True
-        self.count[here] = 0
+    def _begin_replies(self, rows: list[Row]) -> None:
+        """Set rows to the start of a hot strategy; the last pending id is the one to be fed."""
 
-    def _end_reply(self, r: int, ids: list[int], finish: str) -> None:
-        """Record the reply of row r, step its world, and queue what the world answers."""
-        row, n = self.rows[r], len(ids)
-        episode, switch = row.episode, n if row.switch is None else row.switch
-        segments = [STRATEGY] * switch + [ACTION] * (n - switch)
-        logprobs = self.logps[r, :n].tolist()
+        def column(values) -> torch.Tensor:
+            return torch.tensor(list(values), device=self.device)
+
+        for row in rows:
+            row.switch, row.began = None, self.passes
+            row.budget = min(self.reply_budget(row), self.policy.context - len(row.episode.ids))
+        at = column(row.at for row in rows)
+        self.newest[at] = column(len(row.episode.ids) - 1 for row in rows)
+        self.last[at] = column(row.pending[-1] for row in rows)
+        self.look_at[at] = column(min(row.budget, self.how.strategy_tokens) for row in rows)
+        self.temp[at], self.hot[at], self.count[at] = self.how.strategy_temp, True, 0
+        self.longest = max([self.longest] + [len(row.episode.ids) for row in rows])
+
+    def _end_reply(self, row: Row, ids: list[int], text: str, finish: str, logprobs: list, temps: list) -> None:
+        """Record a reply (its ids, text, and the log-prob and temperature of each), step its world, and queue
+        what the world answers."""
+        episode, switch = row.episode, len(ids) if row.switch is None else row.switch
         if any(math.isnan(logprob) for logprob in logprobs):
             raise FloatingPointError("the model's logits are not numbers: its weights are broken")
-        episode.extend(ids, True, logprobs, self.drawn_at[r, :n].tolist(), segments)
-        strategy, action = self.policy.parse(self.policy.decode(ids))
+        episode.extend(ids, True, logprobs, temps, [STRATEGY] * switch + [ACTION] * (len(ids) - switch))
+        strategy, action = self.policy.parse(text)
         episode.turns.append(Turn(row.observation, strategy, action, finish))
-        self.alive[r] = False
         began = time.perf_counter()
         row.observation, reward, terminated, truncated, info = row.env.step(action)
         self.seconds["worlds"] += time.perf_counter() - began
         episode.outcome, episode.feedback = info["outcome"], info["feedback"]
         if terminated or truncated:
-            episode.reward = reward
-            return self._end_episode(row, "success" if reward > 0 else "failure")
+            episode.reward, episode.finish = reward, "success" if reward > 0 else "failure"
+            return
         glue = self.policy.turn_ids(row.observation, ids[-1])
         if len(episode.ids) + len(glue) >= self.policy.context:  # no room for even one more token
-            return self._end_episode(row, "context")
+            episode.finish = "context"
+            return
         # the reply's last token was sampled but never fed to the model: it is the first to be read
-        row.pending, row.state = [ids[-1]] + glue, WAITING
+        row.pending = [ids[-1]] + glue
         episode.extend(glue, False)
+        self.starting.append(row)
 
-    def _end_episode(self, row: Row, finish: str) -> None:
-        row.episode.finish, row.state = finish, FREE
-        self.episodes[row.index] = row.episode
-        self.rows[self.rows.index(row)] = None
-        self.tick()
+    # -- episodes come and go --------------------------------------------------------------------------
 
-    # -- rows ------------------------------------------------------------------------------------------
+    def _leave(self, ended: list[Row]) -> None:
+        """Take ended episodes out; new ones or the last rows take their places."""
+        for row in ended:
+            self.episodes[row.job] = row.episode
+            self.tick()
+        for row in sorted(ended, key=lambda row: -row.at):  # from the back: what is last has not ended
+            if self.next_job < len(self.jobs):
+                self._start_episodes([row.at])
+                continue
+            moved = self.rows.pop()
+            if moved is not row:
+                self._move(moved, row.at)
+        self.longest = max((len(row.episode.ids) - len(row.pending) + self._decoded(row) for row in self.rows), default=0)
 
-    def _arrange(self) -> None:
-        """Put the rows back into the order [decoding | waiting | free], moving as few as possible."""
-        state = [FREE if row is None else row.state for row in self.rows]
-        want = sorted(state)
-        wrong = [i for i in range(len(state)) if state[i] != want[i]]
-        movers = {s: [i for i in wrong if state[i] == s] for s in (DECODING, WAITING, FREE)}
-        source = [movers[want[i]].pop() for i in wrong]
-        if wrong:
-            # keys and values of a free row need no move: nobody will read them
-            kept = [(s, t) for s, t in zip(source, wrong, strict=True) if state[s] != FREE]
-            self.cache.copy_from(self.cache, [s for s, _ in kept], [t for _, t in kept], self.longest)
-            for name in self.per_row:
-                tensor = getattr(self, name)
-                tensor[wrong] = tensor[source]
-            moved = [self.rows[s] for s in source]
-            for target, row in zip(wrong, moved, strict=True):
-                self.rows[target] = row
-        self.decoding = want.count(DECODING)
-        live = self.length[: len(state) - want.count(FREE)]
-        self.longest = int(live.max()) if len(live) else 0
+    def _decoded(self, row: Row) -> int:
+        """Tokens of the current reply that are not in the record yet."""
+        return 0 if row.pending else self.passes - row.began
+
+    def _move(self, row: Row, at: int) -> None:
+        self.cache.copy_from(self.cache, row.at, at, min(self.longest, self.cache.capacity))
+        for name in self.per_row:
+            tensor = getattr(self, name)
+            tensor[at] = tensor[row.at]
+        self.rows[at], row.at = row, at
 
     def _prepare_prompts(self) -> None:
         """Reset every job's world once and count how many episodes begin with the same ids."""
@@ -456,63 +529,61 @@ class Rollout:
             self.prompts.setdefault(ids, [None, 0, 0])[2] += 1
             self.starts.append((env, observation, ids))
 
-    def _start_episodes(self) -> None:
-        """Give every free row the next episode.  Distinct prompts that are new are read in one pass."""
-        free = [i for i, row in enumerate(self.rows) if row is None]
-        begin = list(range(self.next_job, min(self.next_job + len(free), len(self.jobs))))
-        self._read_prompts({self.starts[j][2] for j in begin})
-        for r, j in zip(free, begin, strict=False):
+    def _start_episodes(self, places) -> None:
+        """Start the next episodes in the given rows of the cache.  Distinct prompts that are new are read first."""
+        jobs = range(self.next_job, min(self.next_job + len(places), len(self.jobs)))
+        self._read_prompts({self.starts[j][2] for j in jobs})
+        for at, j in zip(places, jobs, strict=False):
             job, (env, observation, ids) = self.jobs[j], self.starts[j]
-            row = self.rows[r] = Row(Episode(job.task, job.reflection, job.group), env, observation, j)
+            row = Row(Episode(job.task, job.reflection, job.group), env, observation, j, at)
+            self.rows[at : at + 1] = [row]  # in the place of an ended one, or at the end
             row.episode.extend(list(ids), False)
-            # The group shares the keys and values of all but the prompt's last token; each row reads that
+            # The group shares the keys and values of all but the prompt's last token; each row feeds that
             # one itself and so gets the logits of its own first token.
             row.pending = [ids[-1]]
+            self.starting.append(row)
+            self.longest = max(self.longest, len(ids))
+            self._make_room()
             prompt = self.prompts[ids]
-            shared = len(ids) - 1
-            self.longest = max(self.longest, shared)
-            if shared > self.cache.capacity:
-                self.cache.grow(max(2 * self.cache.capacity, shared))
-            self.cache.copy_from(prompt[0], [prompt[1]], [r], shared)
-            self.length[r], self.alive[r] = shared, False
+            self.cache.copy_from(prompt[0], prompt[1], at, len(ids) - 1)
             prompt[2] -= 1
             if not prompt[2]:
                 del self.prompts[ids]  # its last episode has started
-        self.next_job += len(begin)
+        self.next_job += len(jobs)
 
     def _read_prompts(self, prompts: set[tuple]) -> None:
-        """Compute keys and values of prompts that no row has had yet, longest together with longest."""
+        """Compute keys and values of prompts that no row has had yet, some at a time, each into a row of its own."""
         new = sorted((ids for ids in prompts if self.prompts[ids][0] is None), key=len)
         while new:
-            batch, new = new[-PROMPT_BATCH:], new[:-PROMPT_BATCH]
-            longest = len(batch[-1])
+            longest = len(new[-1])
+            n = max(1, PROMPT_TOKENS // longest)
+            batch, new = new[-n:], new[:-n]
             cache = RaggedCache(self.model.config, len(batch), longest, self.model.dtype, self.device)
-            ids = torch.zeros(len(batch), longest, dtype=torch.long)
-            for i, prompt in enumerate(batch):
-                ids[i, : len(prompt)] = torch.tensor(prompt)
-                self.prompts[prompt][:2] = [cache, i]
+            for i, ids in enumerate(batch):
+                self.prompts[ids][:2] = [cache, i]
             began = time.perf_counter()
-            positions = torch.arange(longest, device=self.device).expand(len(batch), -1)
-            cache.view(0, len(batch), positions, longest)
-            # plain causal: short prompts end in junk, which comes after everything real
-            mask = attention_mask(self.model, positions[0, None, :] <= positions[0, :, None])
-            self.model.base_model(
-                input_ids=ids.to(self.device), attention_mask=mask.expand(len(batch), 1, -1, -1),
-                position_ids=positions, cache=cache, use_cache=True,
-            )  # fmt: skip
+            nobody = torch.zeros(0, dtype=torch.long, device=self.device)
+            at = plan(nobody, [(i, 0, len(ids)) for i, ids in enumerate(batch)], longest, self.model.dtype)
+            forward(self.body, cache, torch.tensor([i for ids in batch for i in ids], device=self.device), at)
             self.seconds["model"] += time.perf_counter() - began
 
 
-PROMPT_BATCH = 64  # distinct prompts read in one pass
+PROMPT_TOKENS = 8192  # of prompts read in one pass, at most
+
+
+def slots_within(policy: Policy, how: Sampling) -> int:
+    """How many tokens' keys and values fit into the cache's memory budget."""
+    heads, dim = kv_shape(policy.model.config)
+    token_bytes = 2 * policy.model.config.num_hidden_layers * heads * dim * policy.model.dtype.itemsize
+    return int(how.cache_gb * 2**30 / token_bytes)
 
 
 def row_count(policy: Policy, how: Sampling, episodes: int) -> int:
-    """How many episodes to decode side by side, within `how.rows` and the cache's memory budget."""
-    heads, dim = kv_shape(policy.model.config)
-    token_bytes = 2 * policy.model.config.num_hidden_layers * heads * dim * policy.model.dtype.itemsize
-    fit = int(how.cache_gb * 2**30 / (token_bytes * min(policy.context, 1024)))
+    """How many episodes to decode side by side, within `how.rows` and the cache's memory budget (at 1024 tokens a row;
+    longer conversations make the cache outgrow it)."""
+    fit = slots_within(policy, how) // min(policy.context, 1024)
     if fit < 1:
-        raise ValueError(f"cache_gb={how.cache_gb} has no room for one row: it needs {token_bytes * 1024 / 2**30:.2f}")
+        raise ValueError(f"cache_gb={how.cache_gb} has no room for one row of {min(policy.context, 1024)} tokens: raise it")
     return max(1, min(how.rows, episodes, fit))
 
 
@@ -524,14 +595,17 @@ def rollout(
 
     generator: the random stream that sampling draws from (on the policy's device).
     tick: called once per finished episode, for progress bars.
-    The model is in eval mode meanwhile (dropout must not differ between sampling and training) and is
-    given back in the mode it was in, also after an error.
+    The model is in eval mode meanwhile (dropout must not differ between sampling and training), with the
+    attention of this file, and is given back as it was, also after an error.
     """
     if not jobs:
         return []
-    was_training = policy.model.training
-    policy.model.eval()
+    model = policy.model
+    was_training, attention = model.training, model.config._attn_implementation
+    model.eval()
+    model.config._attn_implementation = "ragged"
     try:
         return Rollout(policy, world, jobs, how, generator, tick).run()
     finally:
-        policy.model.train(was_training)
+        model.config._attn_implementation = attention
+        model.train(was_training)

@@ -80,11 +80,11 @@ class ForcedRollout(Rollout):
     """The sampler with reply lengths from a table; it also notes the shape of every forward pass."""
 
     def reply_budget(self, row):
-        return self.work.lengths[row.index][len(row.episode.turns)]
+        return self.work.lengths[row.job][len(row.episode.turns)]
 
-    def _forward(self, start, stop, ids, positions):
-        self.shapes.append((ids.numel(), stop - start))  # (tokens through the body, rows through the head)
-        return super()._forward(start, stop, ids, positions)
+    def _forward(self, n, words, reading, body):
+        self.shapes.append((n + len(words), n))  # (tokens through the body, rows through the head)
+        return super()._forward(n, words, reading, body)
 
 
 @torch.inference_mode()
@@ -98,7 +98,9 @@ def ours(policy: Policy, work: Workload) -> tuple[float, list, dict]:
     began = time.perf_counter()
     rollout = ForcedRollout(policy, "bench", [Job(t) for t in tasks], how, torch.Generator().manual_seed(0), lambda: None)
     rollout.work, rollout.shapes = work, [(work.prompts.numel(), 0)]
+    policy.model.config._attn_implementation = "ragged"
     episodes = rollout.run()
+    policy.model.config._attn_implementation = "sdpa"
     seconds = time.perf_counter() - began
     assert sum(sum(e.mask) for e in episodes) == work.tokens
     return seconds, rollout.shapes, rollout.seconds
@@ -165,14 +167,16 @@ def decode(policy: Policy, rows: int = 64, context: int = 200, steps: int = 10) 
     how = Sampling(1.0, 1.0, strategy_tokens=10**6, reply_tokens=steps + 2, rows=rows)
     rollout = ForcedRollout(policy, "bench", [Job(t) for t in tasks], how, torch.Generator().manual_seed(0), lambda: None)
     rollout.work, rollout.shapes = work, []
+    policy.model.config._attn_implementation = "ragged"
     rollout._prepare_prompts()
-    rollout._start_episodes()
-    rollout._read_pending()
-    rollout._decode_step()
+    rollout._start_episodes(range(rows))
+    for _ in range(2):
+        rollout._sample(rollout._feed())
     began = time.perf_counter()
     for _ in range(steps):
-        rollout._decode_step()
+        rollout._sample(rollout._feed())
     seconds = time.perf_counter() - began
+    policy.model.config._attn_implementation = "sdpa"
     return seconds, limit(policy, [(rows, rows)] * steps)
 
 

@@ -100,36 +100,35 @@ class Fake(torch.nn.Module):
         self.head = torch.nn.Linear(vocab, vocab, bias=False)
         self.head.weight = torch.nn.Parameter(torch.eye(vocab), requires_grad=False)
         one = dict(num_hidden_layers=1, num_attention_heads=1, hidden_size=1)
-        self.config = SimpleNamespace(model_type="fake", max_position_embeddings=context, **one)
+        self.config = SimpleNamespace(model_type="fake", max_position_embeddings=context, _attn_implementation="sdpa", **one)
 
     def get_output_embeddings(self):
         return self.head
 
-    def forward(self, input_ids, attention_mask=None, position_ids=None, cache=None, use_cache=None):
-        hidden = self.hidden(input_ids, attention_mask, cache)
+    def forward(self, input_ids, position_ids=None, cache=None, use_cache=None, ragged=None):
+        hidden = self.hidden(input_ids, cache)
         return SimpleNamespace(last_hidden_state=hidden, logits=self.head(hidden))
 
 
 class Scripted(Fake):
     """FIX-SCRIPT and FIX-LOGITS.  rule: (all ids of the row so far) -> logits (vocab,) of the next token.
 
-    With a cache, "so far" is what the row's own cache holds under the mask that was given: the ids are
-    kept there as keys.  A mix-up of rows, slots or masks therefore changes what is said.
+    With a cache, "so far" is what the token's own cache row holds up to its own slot: the ids are kept
+    there as keys.  A mix-up of rows or slots therefore changes what is said.
     """
 
     def __init__(self, rule=lambda seen: torch.zeros(VOCAB), vocab: int = VOCAB, context: int = 4096):
         super().__init__(vocab, context)
         self.rule = rule
 
-    def hidden(self, ids, mask, cache):
-        n, c = ids.shape
-        keys = ids.float()[:, None, :, None]  # (n, 1 head, c, 1 dimension)
+    def hidden(self, ids, cache):
         if cache is None:
-            mask = torch.ones(n, 1, c, c, dtype=torch.bool).tril()
+            seen = [row[: j + 1] for row in ids.tolist() for j in range(len(row))]
         else:
-            keys, _ = cache.update(keys, keys, 0)
-        seen = [keys[i, 0, mask[i, 0, j], 0].long().tolist() for i in range(n) for j in range(c)]
-        return torch.stack([self.rule(s) for s in seen]).view(n, c, -1)
+            keys, _ = cache.update(*[ids.float()[:, None, :, None]] * 2, 0)  # (1, 1 head, T, 1 dimension)
+            places = zip(cache.at.row.tolist(), cache.at.slot.tolist(), strict=True)
+            seen = [keys[row, 0, : slot + 1, 0].long().tolist() for row, slot in places]
+        return torch.stack([self.rule(s) for s in seen]).view(*ids.shape, -1)
 
 
 class Table(Fake):
@@ -139,7 +138,7 @@ class Table(Fake):
         super().__init__(table.shape[1], table.shape[0])
         self.table = torch.nn.Parameter(table.clone())
 
-    def hidden(self, ids, mask, cache):
+    def hidden(self, ids, cache):
         return self.table[: ids.shape[1]].expand(len(ids), -1, -1)
 
 

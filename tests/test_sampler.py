@@ -36,7 +36,7 @@ from fixtures import (
     task,
     use_scripted_world,
 )
-from sampler import ACTION, STRATEGY, RaggedCache, Rollout, sample
+from sampler import ACTION, STRATEGY, RaggedCache, Rollout, forward, plan, sample
 
 TEMPS = dict(strategy_temp=1.2, token_temp=0.7)
 HOT = dict(TEMPS, strategy_tokens=5, reply_tokens=12)
@@ -107,25 +107,31 @@ def test_cached_equals_uncached_over_ragged_turns(name):
 
 
 @every_model
-def test_ragged_cache_equals_uncached_on_any_slice_of_rows(name):
-    """A4, A7: three turns of ragged chunks, each fed to a sub-batch; mask over past + new tokens."""
+def test_packed_passes_equal_uncached_rows(name):
+    """A4, A7: ragged stretches of some rows and one token of others in one packed pass, over several passes."""
     model, draw = random_policy(name).model.eval(), torch.Generator().manual_seed(1)
     cache, ids = RaggedCache(model.config, 4, 60, model.dtype, "cpu"), [[], [], [], []]
-    for start, stop, sizes in ((0, 4, (2, 9, 4, 7)), (1, 3, (5, 1)), (0, 4, (3, 3, 8, 1)), (2, 4, (1, 6))):
-        chunk, rows = max(sizes), range(start, stop)
-        new = torch.randint(3, VOCAB, (stop - start, chunk), generator=draw)  # junk after the short rows' own
-        positions = torch.tensor([len(ids[r]) for r in rows])[:, None] + torch.arange(chunk)
-        filled = int(positions.max()) + 1
-        cache.view(start, stop, positions, filled)
-        mask = torch.arange(filled) <= positions[:, None, :, None]
+    new = lambda n: torch.randint(3, VOCAB, (n,), generator=draw).tolist()  # noqa: E731
+    # (rows that decode, {row: tokens it reads in the same pass})
+    for n, reads in ((0, {0: 2, 1: 9, 3: 4, 2: 7}), (3, {}), (4, {2: 5, 0: 1}), (2, {3: 3}), (4, {1: 6})):
+        stretches = [(r, len(ids[r]), count) for r, count in reads.items()]
+        words = {r: new(count) for r, count in reads.items()}
+        for r, w in words.items():
+            ids[r] += w
+        newest = new(n)
+        at = plan(torch.tensor([len(ids[r]) for r in range(n)], dtype=torch.long), stretches, max(map(len, ids)) + 1, model.dtype)
+        for r in range(n):
+            ids[r].append(newest[r])
+        model.config._attn_implementation = "ragged"
         with torch.no_grad():
-            hidden = model.base_model(
-                input_ids=new, attention_mask=mask, position_ids=positions, cache=cache, use_cache=True
-            ).last_hidden_state
-            for i, r in enumerate(rows):
-                ids[r] += new[i, : sizes[i]].tolist()
-                whole = model.base_model(input_ids=torch.tensor([ids[r]]), use_cache=False).last_hidden_state[0]
-                torch.testing.assert_close(hidden[i, : sizes[i]], whole[-sizes[i] :], atol=1e-4, rtol=1e-4)
+            hidden = forward(model.base_model, cache, torch.tensor(newest + sum(words.values(), []), dtype=torch.long), at)
+            model.config._attn_implementation = "sdpa"
+            wanted = [model.base_model(input_ids=torch.tensor([row]), use_cache=False).last_hidden_state[0] for row in ids]
+        expected = [wanted[r][-1] for r in range(n)]
+        for r, count in reads.items():
+            stop = len(ids[r]) - (r < n)
+            expected += list(wanted[r][stop - count : stop])
+        torch.testing.assert_close(hidden, torch.stack(expected), atol=1e-4, rtol=1e-4)
 
 
 @every_model
@@ -137,7 +143,8 @@ def test_shared_prompt_equals_own_prefill(name):
     hook = base.register_forward_pre_hook(lambda m, a, k: fed.append(k["input_ids"]), with_kwargs=True)
     branches = play(policy, [t, t, other, t, t], **HOT)
     hook.remove()
-    assert fed[0].shape[0] == 2  # two distinct prompts were read, not five
+    prompts = {tuple(e.ids[: e.mask.index(True)]) for e in branches}
+    assert fed[0].shape[1] == sum(map(len, prompts)) and len(prompts) == 2  # two distinct prompts were read, not five
     assert len({tuple(e.ids) for e in branches}) == 5
     for episode in branches:
         assert_as_uncached(policy, episode)
@@ -151,12 +158,13 @@ def test_copied_rows_leave_their_source_alone():
     for tensor in cache.keys + cache.values:
         tensor.normal_()
     before = [tensor.clone() for tensor in cache.keys + cache.values]
-    cache.copy_from(cache, [0, 3], [3, 0], 5)  # a swap: sources are read before targets are written
+    cache.copy_from(cache, 0, 3, 5)
     for old, new in zip(before, cache.keys + cache.values, strict=True):
-        assert new[0, :, :5].equal(old[3, :, :5]) and new[3, :, :5].equal(old[0, :, :5])
-        assert new[:, :, 5:].equal(old[:, :, 5:]) and new[1:3].equal(old[1:3])
+        assert new[3, :, :5].equal(old[0, :, :5]) and new[:, :, 5:].equal(old[:, :, 5:]) and new[:3].equal(old[:3])
+    cache.keys[0][3] += 1
+    assert cache.keys[0][0].equal(before[0][0])
     cache.grow(40)
-    assert cache.capacity == 40 and cache.keys[1][0, :, :5].equal(before[1][3, :, :5])
+    assert cache.capacity == 40 and cache.keys[1][3, :, :5].equal(before[1][0, :, :5])
 
 
 def test_every_id_is_fed_once():
@@ -164,15 +172,19 @@ def test_every_id_is_fed_once():
     policy, fed = random_policy(), []
 
     def hook(module, args, kwargs):
-        fed.append(kwargs["input_ids"].numel())
-        mask, positions = kwargs["attention_mask"], kwargs["position_ids"]
-        assert mask.shape[-1] == kwargs["cache"].filled >= positions.max() + 1
-        assert mask.sum(-1)[:, 0].equal(positions + 1)  # each token sees exactly itself and its past
+        at = kwargs["ragged"]
+        fed.extend(zip(at.slot.tolist(), kwargs["input_ids"][0].tolist(), strict=True))
+        assert at.filled >= at.slot.max() + 1 and kwargs["position_ids"][0].equal(at.slot)
+        assert ((at.bias == 0).sum(-1).flatten()).equal(at.slot[: at.n] + 1)  # each token sees exactly itself and its past
+        if at.readers is not None:
+            assert at.sees.sum(-1).flatten()[at.pack].equal(at.slot[at.n :] + 1)
 
     policy.model.base_model.register_forward_pre_hook(hook, with_kwargs=True)
     (episode,) = play(policy, [task("q" * 9, ["see", "and *", "or *"])], **HOT)
-    # the prompt's last token is read twice (sampler.py: _start_episodes), the reply's last one never
-    assert len(episode.turns) == 3 and sum(fed) == len(episode.ids)
+    # the prompt's last token is read twice (sampler.py: _start_episodes), the last reply's last one never
+    prompt = episode.mask.index(True)
+    expected = list(enumerate(episode.ids))[:-1]
+    assert len(episode.turns) == 3 and sorted(fed) == sorted(expected + [expected[prompt - 1]])
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
@@ -218,12 +230,18 @@ def test_other_architectures_are_right_or_refused(name):
         assert_as_uncached(policy, episode)
 
 
-class AlwaysCompacted(Rollout):
-    """Moves rows together before every single step, instead of when a quarter of them has ended."""
+class AlwaysMoving(Rollout):
+    """Moves the running rows about before every pass, instead of when one has ended."""
 
-    def _decode_step(self):
-        self._arrange()
-        super()._decode_step()
+    def _feed(self):
+        if len(self.rows) < len(self.newest):  # there is a free row of the cache: the last one goes there, the first to its place
+            self.rows.append(None)
+            free, last = len(self.rows) - 1, len(self.rows) - 2
+            self._move(self.rows[last], free)
+            self._move(self.rows[0], last)
+            self._move(self.rows[free], 0)
+            self.rows.pop()
+        return super()._feed()
 
 
 @every_model
@@ -232,7 +250,7 @@ def test_compacted_equals_not_compacted(name, monkeypatch):
     policy, tasks = random_policy(name), ragged_tasks() * 2
     expected = [play(policy, [t], **GREEDY)[0] for t in tasks]  # one row: there is nothing to compact
     assert play(policy, tasks, **GREEDY) == expected
-    monkeypatch.setattr(sampler, "Rollout", AlwaysCompacted)
+    monkeypatch.setattr(sampler, "Rollout", AlwaysMoving)
     assert play(policy, tasks, **GREEDY) == expected
     for episode in play(policy, tasks, **HOT):
         assert_as_uncached(policy, episode)
@@ -252,7 +270,7 @@ def test_prompts_read_in_several_passes(monkeypatch):
     """A3: a prompt changes with the prompts that are read in the same pass."""
     policy, tasks = random_policy(), ragged_tasks()
     expected = play(policy, tasks, **GREEDY)
-    monkeypatch.setattr(sampler, "PROMPT_BATCH", 2)
+    monkeypatch.setattr(sampler, "PROMPT_TOKENS", 50)
     assert play(policy, tasks, **GREEDY) == expected
 
 
