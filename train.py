@@ -48,6 +48,7 @@ from reflection import FORMATS, PLAIN, StrategyBuffers
 from sampler import Episode, Job, Sampling, rollout
 
 METHODS = ("sge", "grpo")
+SCHEDULES = ("trapezoid", "constant")
 
 # ------------------------------------------------------------------------------------------------------
 # settings
@@ -90,6 +91,7 @@ class Config:
     tasks_per_update: int = setting(24, "tasks drawn per update (groups)")
     group_size: int = setting(10, "episodes per task (K)")
     lr: float = setting(None, "learning rate of AdamW, constant (tuned for the tiny model; sge: 1e-3, grpo: 3e-4)", kind=float)
+    lr_schedule: str = setting("trapezoid", "up over the first tenth, down over the last half; constant: as the paper", SCHEDULES)
     clip: float = setting(0.2, "symmetric clip of the ratio")
     epochs: int = setting(2, "passes over the episodes of an update")
     minibatch_steps: int = setting(512, "environment steps per minibatch")
@@ -203,6 +205,17 @@ def parse_flags(argv: list[str]) -> tuple[Config, str]:
 # ------------------------------------------------------------------------------------------------------
 
 
+def schedule(kind: str, done: int, updates: int) -> float:
+    """The share of the learning rate that update number `done` (from 0) of `updates` uses.
+
+    >>> [schedule("trapezoid", i, 20) for i in (0, 1, 9, 10, 15, 19)]
+    [0.5, 1.0, 1.0, 1.0, 0.5, 0.1]
+    """
+    if kind == "constant":
+        return 1.0
+    return min((done + 1) / (0.1 * updates), (updates - done) / (0.5 * updates), 1.0)
+
+
 class Run:
     """The state of a training run: all of it is in the checkpoint, so a resumed run is the same run."""
 
@@ -240,6 +253,8 @@ class Run:
             for group, task in enumerate(self.next_tasks(config.tasks_per_update))
             for _ in range(config.group_size)
         ]
+        for group in self.optimizer.param_groups:
+            group["lr"] = config.lr * schedule(config.lr_schedule, self.done, config.updates)
         episodes = rollout(self.policy, config.env, jobs, config.sampling, self.sampling_rng, tick)
         sampled = time.time()
         for e in episodes:  # after collection: no episode reflects on one of its own group
@@ -424,7 +439,7 @@ def train(config: Config, resume: bool) -> int:
     print(
         f"{config.method} on {config.env}: {len(run.tasks)} tasks, {config.updates} updates of {config.tasks_per_update} x "
         f"{config.group_size} episodes; temperatures {config.strategy_temp}/{config.token_temp}, reflection {config.reflect}; "
-        f"lr {config.lr:g}; "
+        f"lr {config.lr:g} ({config.lr_schedule}); "
         f"{device}, {torch.get_num_threads()} threads; seed {config.seed} -> {config.out}",
         flush=True,
     )
