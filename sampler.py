@@ -108,7 +108,7 @@ class Sampling:
     strategy_temp: float = 1.2
     token_temp: float = 0.7
     strategy_tokens: int = 24  # after so many tokens a strategy turns cool
-    reply_tokens: int = 48  # a reply's strategy, delimiter and action together (Table 2: "output tokens")
+    reply_tokens: int = 64  # a reply's strategy, delimiter and action together (Table 2: "output tokens")
     rows: int = 256  # episodes decoded side by side
     cache_gb: float = 4.0  # room for keys and values; fewer rows are used if they would not fit
     compile: bool = False  # torch.compile the decode step, which then has few different shapes

@@ -85,7 +85,7 @@ class Config:
     buffer_store: str = setting("block", "what is stored of a strategy [open in the paper]", ("block", "last_paragraph"))
     strategy_format: str = setting("header", "how strategies are marked in a reply", tuple(FORMATS))
     strategy_tokens: int = setting(24, "tokens after which a strategy that does not end turns cool")
-    reply_tokens: int = setting(48, "tokens of a whole reply (strategy, action and what is between)")
+    reply_tokens: int = setting(64, "tokens of a whole reply (strategy, action and what is between)")
 
     # collection and update (SGE Table 2, DAPO)
     tasks_per_update: int = setting(24, "tasks drawn per update (groups)")
@@ -221,7 +221,7 @@ class Run:
 
     def __init__(self, config: Config, policy: Policy):
         self.config, self.policy = config, policy
-        self.tasks = envs.tasks(config.env, "train")
+        self.tasks = envs.tasks(config.env, "train", brief=policy.brief)
         self.optimizer = torch.optim.AdamW(policy.model.parameters(), lr=config.lr, weight_decay=0.0)
         self.buffers = config.buffers()
         self.rng = random.Random(config.seed)  # task order and reflection draws
@@ -389,7 +389,7 @@ def plain_success(run: Run, split: str, tries: int, seed: int) -> dict[str, floa
     """pass@1 by tier without reflection, every token at the token temperature.  Draws from its own stream."""
     config = run.config
     counts = evaluation.count_successes(
-        run.policy, config.env, envs.tasks(config.env, split), tries, config.plain_sampling, seed, f"evaluating on {split}"
+        run.policy, config.env, envs.tasks(config.env, split, brief=run.policy.brief), tries, config.plain_sampling, seed, f"evaluating on {split}"
     )
     return {t: evaluation.mean_pass_at_k([c for c in counts if c["tier"] == t], 1) for t in envs.TIERS}
 
@@ -474,7 +474,7 @@ def measure_base(config: Config, policy: Policy, resume: bool) -> dict:
     else:
         tasks = []
         for tier in envs.TIERS:  # spread evenly over the tier's list
-            of_tier = envs.tasks(config.env, "train", tier)
+            of_tier = envs.tasks(config.env, "train", tier, policy.brief)
             tasks += of_tier[:: max(1, len(of_tier) // config.base_tasks)][: config.base_tasks]
         counts = evaluation.count_successes(
             policy, config.env, tasks, config.base_tries, config.plain_sampling, 10**6, "measuring the base"
