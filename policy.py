@@ -402,7 +402,7 @@ class MasterAdamW(torch.optim.AdamW):
             weight.grad = None
 
     def state_dict(self) -> dict:
-        return super().state_dict() | {"masters": [master.clone() for master in self.masters]}
+        return super().state_dict() | {"masters": self.masters}
 
     @torch.no_grad()
     def load_state_dict(self, state: dict) -> None:

@@ -415,7 +415,7 @@ def memory_needed(config: Config, policy: Policy) -> dict[str, float]:
     # and 4 of the feed-forward's.  With gradient checkpointing one layer at a time has them, the others their input.
     inner = getattr(shape, "intermediate_size", None) or 4 * width
     layer, layers = 12 * width + 4 * inner, shape.num_hidden_layers
-    kept = layer + layers * width if getattr(model, "is_gradient_checkpointing", False) else layers * layer
+    kept = layer + layers * width if getattr(model, "is_activation_checkpointing", False) else layers * layer
     # the logits of sampled tokens, in float32, a few copies at a time; about a third of a micro-batch is sampled
     logits = 4 * 4 * policy.vocab / 3
     return {
