@@ -2,6 +2,10 @@
 
 The templates are written for these tests in the manner of the families named; the tokenizers have a few
 merges that cross the border between template and message, where such borders exist.
+
+Entries of kinds C, G and L that are tested elsewhere: C20 to C29 in test_policy.py, G59 to G63 and G66 to G68 in
+test_train.py, test_sampler.py and test_grpo.py.  That cannot apply: G65, since there is no schedule; L109, since
+nothing here limits a process.
 """
 
 import ast
