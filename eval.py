@@ -19,7 +19,7 @@ import torch
 from tqdm import tqdm
 
 import envs
-from policy import Policy, load_policy
+from policy import DTYPES, Policy, load_policy
 from reflection import FORMATS
 from sampler import Job, Sampling, rollout
 
@@ -76,7 +76,7 @@ def passk(args) -> dict:
     if args.threads:
         torch.set_num_threads(args.threads)
     device = ("cuda" if torch.cuda.is_available() else "cpu") if args.device == "auto" else args.device
-    policy = load_policy(args.model, args.env, device, args.strategy_format)
+    policy = load_policy(args.model, args.env, device, args.strategy_format, args.dtype)
     strategy_temp = args.token_temp if args.strategy_temp is None else args.strategy_temp
     how = Sampling(strategy_temp, args.token_temp, rows=args.rows)
     tasks = envs.tasks(args.env, args.split, args.tier)
@@ -204,7 +204,7 @@ def main(argv: list[str] | None = None) -> int:
     parser = OneLineParser(description=__doc__.split("\n\n")[0])
     commands = parser.add_subparsers(dest="command", required=True)
     p = commands.add_parser("passk", help="success rate of 1, 2, 4, ... n tries")
-    p.add_argument("model", metavar="RUN_OR_MODEL", help="tiny, a run folder, a Hugging Face folder or a hub name")
+    p.add_argument("model", metavar="RUN_OR_MODEL", help="tiny, a run folder, a Hugging Face folder, a .gguf file or a hub name")
     p.add_argument("--env", default="house", choices=envs.WORLDS)
     p.add_argument("--split", default="train", choices=envs.SPLITS)
     p.add_argument("--tier", default="all", choices=(*envs.TIERS, "all"))
@@ -212,6 +212,7 @@ def main(argv: list[str] | None = None) -> int:
     p.add_argument("--token-temp", type=float, default=0.7, help="temperature of all tokens (0.7)")
     p.add_argument("--strategy-temp", type=float, help="... of strategies, if it shall differ")
     p.add_argument("--strategy-format", default="header", choices=tuple(FORMATS))
+    p.add_argument("--dtype", default="float32", choices=tuple(DTYPES), help="precision of the weights")
     p.add_argument("--seed", type=int, default=0)
     p.add_argument("--rows", type=int, default=256, help="episodes decoded side by side (256)")
     p.add_argument("--threads", type=int, default=0, help="CPU threads (torch's own choice)")

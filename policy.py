@@ -5,8 +5,9 @@ a_t given the observation o_t.  It holds
 
   Policy            model + tokenizer; prompt -> ids, observation -> ids, reply text -> (strategy, action)
   token_logprobs    log-probs of sampled tokens, each at the temperature it was drawn with (SGE 3.3)
+  MasterAdamW       AdamW for weights kept in bfloat16
   build_tiny        the embedded default model, built from nothing and warm-started on a scripted behaviour
-  load_policy       any local or hub model, or the tiny one
+  load_policy       any local or hub model, a .gguf file, or the tiny one
 
 Two rules hold throughout.  *Tokens in, tokens out*: a conversation is a list of ids that only grows;
 sampled ids are never decoded and encoded again.  *Text is only text*: what a world or an earlier episode
@@ -22,6 +23,7 @@ Try it:  python policy.py            builds the tiny base of the house world and
 """
 
 import hashlib
+import importlib.util
 import inspect
 import json
 import os
@@ -30,15 +32,25 @@ import shutil
 import sys
 import time
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
+import jinja2
 import tokenizers
 import torch
 import torch.nn.functional as F
 import transformers
+from safetensors import SafetensorError
 from tokenizers import decoders, models, pre_tokenizers, trainers
 from tqdm import tqdm
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    GgufConfig,
+    PreTrainedTokenizerFast,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
 
 import envs
 from reflection import FORMATS, PLAIN, Reflection, ReplyFormat, instruction, parse_reply
@@ -59,6 +71,8 @@ class Policy:
     """
 
     def __init__(self, model, tokenizer, form: ReplyFormat = FORMATS["header"], brief: bool = False):
+        if getattr(tokenizer, "backend_tokenizer", None) is None:
+            raise ValueError("the tokenizer is not a fast one: save it with a tokenizer.json first")
         if not getattr(tokenizer, "chat_template", None):
             raise ValueError("the tokenizer has no chat template: use an instruct/chat model, or set tokenizer.chat_template")
         check_attention(model.config)
@@ -66,10 +80,16 @@ class Policy:
         self.model, self.tokenizer, self.form, self.brief = model, tokenizer, form, brief
         self.vocab = model.get_output_embeddings().weight.shape[0]  # may be larger than the tokenizer's
         self.context = getattr(model.config, "max_position_embeddings", None) or 1 << 30
+        self.control = control_ids(tokenizer)
         self.stop_ids = self._find_stop_ids()
+        self._plain = plain_tokenizer(tokenizer)
         self._encoded: dict[str, list[int]] = {}
         self._tables: dict[tuple, torch.Tensor] = {}
-        self._head, self._between, self._tail = self._template_pieces()
+        self._lead, self._head, self._between, self._tail = self._template_pieces()
+        if self._between and self._between[0] in self.control:  # the template's end-of-turn, named elsewhere or not
+            self.stop_ids = sorted({*self.stop_ids, self._between[0]})
+        if form.closing not in self.decode(self._encode_template(form.closing)):
+            raise ValueError(f"{form.closing!r} is a control token of this tokenizer: use another --strategy-format")
 
     @property
     def device(self) -> torch.device:
@@ -78,15 +98,30 @@ class Policy:
     # -- text -> ids -----------------------------------------------------------------------------------
 
     def encode_text(self, text: str) -> list[int]:
-        """Ids of text that came from outside: no spelling in it becomes a control token."""
+        """Ids of a message that came from outside: no spelling in it becomes a control token.
+
+        They are the ids that the text has in the middle of a rendered conversation: with the space that the
+        template puts before it, if any, and without one that the tokenizer would put before a whole text.
+        """
         if text not in self._encoded:  # small worlds say the same things over and over
             if len(self._encoded) > 100_000:
                 self._encoded.clear()
-            backend = self.tokenizer.backend_tokenizer  # its parts one by one: only these know no added tokens
-            normal = backend.normalizer.normalize_str(text) if backend.normalizer else text
-            words = backend.pre_tokenizer.pre_tokenize_str(normal) if backend.pre_tokenizer else [(normal, None)]
-            self._encoded[text] = [token.id for word, _ in words for token in backend.model.tokenize(word)]
+            self._encoded[text] = self._encode_plain(self._lead + text)
         return list(self._encoded[text])
+
+    def _encode_plain(self, text: str) -> list[int]:
+        """Ids of text in which nothing is a control token.
+
+        `_plain` has forgotten its added tokens, but they may stand in its vocabulary all the same (Unigram
+        likes them best of all): a word that became one is cut after its first character and read again.
+        """
+        encoding = self._plain.encode(text, add_special_tokens=False)
+        found = [span for i, span in zip(encoding.ids, encoding.offsets, strict=True) if i in self.control]
+        cuts = [start + 1 for start, stop in found if stop - start > 1]
+        if cuts:
+            return [i for a, b in pairwise([0, *cuts, len(text)]) for i in self._encode_plain(text[a:b])]
+        # what is left of them is one character that cannot be said in another way: it is left out
+        return [i for i in encoding.ids if i not in self.control]
 
     def _encode_template(self, text: str) -> list[int]:
         """Ids of the template's own text, in which control tokens are what they look like."""
@@ -111,11 +146,16 @@ class Policy:
         glue = self._between[1:] if self._between and self._between[0] == last_id else self._between
         return glue + self.encode_text(observation) + self._tail
 
-    def _template_pieces(self) -> tuple[list[int], list[int], list[int]]:
-        """Find the template's own text around messages by rendering marked ones and cutting at the marks.
+    def _template_pieces(self) -> tuple[str, list[int], list[int], list[int]]:
+        """Find the template's own ids around messages: render marked ones, encode, and cut at the marks' ids.
 
-        Returns the ids (a) before the first user message, (b) from the end of a reply to the start of the
-        next user message, (c) from the end of a user message to the start of the strategy.
+        Returns (a) the space, if any, that belongs to a user message's first word, and the ids (b) before the
+        first user message, (c) from the end of a reply to the start of the next user message, (d) from the end
+        of a user message to the start of the strategy.
+
+        Cutting ids, not text, keeps what a tokenizer does at borders: "[INST] hi" may be "[", "INST", "]", " hi".
+        Of templates that take thoughts out of earlier replies, only this glue is used: our conversation is
+        append-only, so earlier replies stay as they were sampled.
         """
         first, reply, second = "First0message", "Reply0message", "Second0message"
         turns = [
@@ -126,21 +166,60 @@ class Policy:
         start, whole = self._render(turns[:1]), self._render(turns)
         if [start.count(first)] + [whole.count(m) for m in (first, reply, second)] != [1, 1, 1, 1]:
             raise ValueError("the chat template does not keep messages as they are: such templates are not supported")
-        head, tail = start.split(first)
-        between = whole.split(reply)[1].split(second)[0]
-        if not whole.startswith(head) or not whole.endswith(tail):
-            raise ValueError("the chat template rewrites earlier turns: such templates are not supported yet")
-        head_ids, bos = self._encode_template(head), self.tokenizer.bos_token_id
+        tail = start.split(first)[1]
+        if not whole.endswith(tail):
+            raise ValueError("the chat template rewrites earlier turns: such templates are not supported")
+        opening = self._opening(tail, whole.split(first)[1].split(reply)[0])
+        lead, head, tail = self._cut(self._encode_template(start + opening), first)
+        lead_then, head_then, rest = self._cut(self._encode_template(whole + opening), first)
+        _, _, rest = self._cut(rest, reply)
+        lead_next, between, tail_then = self._cut(rest, second)
+        if (head_then, tail_then, lead_then, lead_next) != (head, tail, lead, lead):
+            raise ValueError("the chat template rewrites earlier turns: such templates are not supported")
+        bos = self.tokenizer.bos_token_id
         # exactly one begin-of-sequence token: the template's, or else the one the tokenizer would add
-        if bos is not None and bos in self.tokenizer.encode("") and head_ids[:1] != [bos]:
-            head_ids = [bos] + head_ids
-        return head_ids, self._encode_template(between), self._encode_template(tail + self.form.opening)
+        if bos is not None and bos in self.tokenizer.encode("") and head[:1] != [bos]:
+            head = [bos] + head
+        return lead, head, between, tail
+
+    def _opening(self, tail: str, before_reply: str) -> str:
+        """What to write after the template's generation prompt `tail`, so that the strategy can begin.
+
+        before_reply: what the template has between a user message and the reply to it.
+        """
+        ours = self.form.opening
+        if self._thinks and tail.rstrip().endswith(ours.rstrip()):
+            return ""  # the template has opened the thought
+        if not self._thinks and tail.rstrip().endswith("<think>"):
+            raise ValueError("the chat template always opens a thought: use --strategy-format think")
+        space = before_reply.removeprefix(tail) if before_reply.startswith(tail) else ""
+        return (space if space.isspace() else "") + ours  # some have a space before a reply
+
+    def _cut(self, ids: list[int], mark: str) -> tuple[str, list[int], list[int]]:
+        """Cut ids where those of a marked message stand: (its leading space or "", ids before, ids after)."""
+        for lead in ("", " "):
+            part = self._encode_plain(lead + mark)
+            for i in range(len(ids) - len(part) + 1):
+                if ids[i : i + len(part)] == part:
+                    return lead, ids[:i], ids[i + len(part) :]
+        raise ValueError("the chat template's own text and a message share a token: such templates are not supported")
+
+    @property
+    def _thinks(self) -> bool:
+        """Is the model's own thinking the strategy?"""
+        return self.form.closing == "</think>"
 
     def _render(self, messages: list[dict]) -> str:
-        """The template's text; thinking is off where a template knows the switch."""
-        return self.tokenizer.apply_chat_template(
-            messages, tokenize=False, add_generation_prompt=True, enable_thinking=False
-        )
+        """The template's text; thinking is off unless it is the strategy, where a template knows the switch.
+
+        No system message: its text would have no place in templates that know none (Gemma, Mistral).
+        """
+        try:
+            return self.tokenizer.apply_chat_template(
+                messages, tokenize=False, add_generation_prompt=True, enable_thinking=self._thinks
+            )
+        except jinja2.TemplateError as error:
+            raise ValueError(f"the chat template takes no user-assistant-user conversation: {error}") from error
 
     # -- ids -> text -----------------------------------------------------------------------------------
 
@@ -184,6 +263,40 @@ class Policy:
 def _ends(piece: str, text: str) -> bool:
     """Could `piece`, appended to something, complete `text`?  (The space some decoders strip is ignored.)"""
     return text in piece or any(piece.startswith(text[k:]) or piece.strip() == text[k:].strip() for k in range(1, len(text)))
+
+
+def control_ids(tokenizer) -> set[int]:
+    """Ids that mean something to a model beyond their spelling: special tokens and added ones (<think>, say).
+
+    Not among them: added runs of blanks, which are text (Gemma), and a token for unknown text, unless it has
+    another office.
+    """
+    added = tokenizer.added_tokens_decoder  # id -> AddedToken
+    ids = {i for i, token in added.items() if token.special or token.content.strip("\u2581 \n\t\r")}
+    offices = {tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id}
+    return ids - ({tokenizer.unk_token_id} - offices)
+
+
+def plain_tokenizer(tokenizer) -> tokenizers.Tokenizer:
+    """A copy of the tokenizer for pieces of text from outside: it knows no added tokens, and puts no space
+    before a text (SentencePiece's habit), since a piece is never the beginning."""
+    spec = json.loads(tokenizer.backend_tokenizer.to_str())
+    spec |= {"added_tokens": [], "post_processor": None, "truncation": None, "padding": None}
+    for part in ("normalizer", "pre_tokenizer"):
+        spec[part] = _without_prefix(spec[part])
+    return tokenizers.Tokenizer.from_str(json.dumps(spec))
+
+
+def _without_prefix(part):
+    """A normalizer or pre-tokenizer, as JSON, less whatever puts a space before the text."""
+    if isinstance(part, list):
+        return [_without_prefix(p) for p in part]
+    if not isinstance(part, dict):
+        return part
+    if part.get("type") == "Prepend":
+        return {"type": "Sequence", "normalizers": []}
+    off = {"prepend_scheme": "never", "add_prefix_space": False}
+    return {key: off[key] if key in off else _without_prefix(value) for key, value in part.items()}
 
 
 def check_attention(config) -> None:
@@ -253,6 +366,57 @@ def pad(rows: list[list], value, dtype: torch.dtype, device) -> torch.Tensor:
     for i, row in enumerate(rows):
         out[i, : len(row)] = torch.tensor(row, dtype=dtype)
     return out.to(device)
+
+
+# ------------------------------------------------------------------------------------------------------
+# weights in half precision
+# ------------------------------------------------------------------------------------------------------
+
+
+class MasterAdamW(torch.optim.AdamW):
+    """AdamW over float32 copies ("masters") of weights that the model holds in bfloat16.
+
+    bfloat16 has 8 significant bits: a step of 1e-6 on a weight of 0.02 is far below half a unit in its last
+    place, and rounds to nothing for ever.  Masters add such steps up; the model gets them rounded.
+
+    Why not float32 weights with autocast: that needs the same memory here (2 + 2 + 4 + 8 bytes a weight for
+    model, gradient, master, moments, against 4 + 4 + 8), but sampling would read twice the bytes a token and
+    round every weight again at every step.
+    """
+
+    def __init__(self, params, **settings):
+        self.weights = list(params)
+        self.masters = [p.detach().float().clone() for p in self.weights]
+        super().__init__(self.masters, **settings)
+
+    @torch.no_grad()
+    def step(self, closure=None) -> None:
+        for weight, master in zip(self.weights, self.masters, strict=True):
+            master.grad = None if weight.grad is None else weight.grad.float()
+        super().step(closure)
+        for weight, master in zip(self.weights, self.masters, strict=True):
+            weight.copy_(master)
+            master.grad = None
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        for weight in self.weights:
+            weight.grad = None
+
+    def state_dict(self) -> dict:
+        return super().state_dict() | {"masters": self.masters}
+
+    @torch.no_grad()
+    def load_state_dict(self, state: dict) -> None:
+        for weight, master, saved in zip(self.weights, self.masters, state["masters"], strict=True):
+            master.copy_(saved)
+            weight.copy_(master)
+        super().load_state_dict({key: value for key, value in state.items() if key != "masters"})
+
+
+def make_optimizer(model, lr: float) -> torch.optim.AdamW:
+    """AdamW that really moves the model's weights, whatever their precision.  State lives where they live."""
+    kind = torch.optim.AdamW if model.dtype == torch.float32 else MasterAdamW
+    return kind(model.parameters(), lr=lr, weight_decay=0.0)
 
 
 # ------------------------------------------------------------------------------------------------------
@@ -444,25 +608,69 @@ def build_tiny(world: str, settings: TinySettings = TinySettings()) -> Path:
 # ------------------------------------------------------------------------------------------------------
 
 
-def load_policy(name: str, world: str, device: str = "cpu", form: str = "header") -> Policy:
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+def load_policy(name: str, world: str, device: str = "cpu", form: str = "header", dtype: str = "float32") -> Policy:
     """Load a policy for a world.
 
-    name: "tiny", a local Hugging Face folder, a run folder of train.py (its checkpoint is taken), or a hub
-    name.  Weights are loaded as float32.  Raises ValueError in one line if there is nothing to load.
+    name: "tiny", a local Hugging Face folder, a run folder of train.py (its checkpoint is taken), a .gguf
+    file, or a hub name.  dtype: of the weights, whatever they are stored in.  Raises ValueError in one line
+    if there is nothing to load or it cannot be used.
     """
-    folder = str(build_tiny(world)) if name == "tiny" else name
-    if (Path(folder) / "checkpoint" / "model").is_dir():
-        folder = str(Path(folder) / "checkpoint" / "model")
-    if (os.sep in folder or folder.startswith(".")) and not Path(folder).is_dir():
-        raise ValueError(f"no model at {folder!r}: give 'tiny', a folder, a run folder or a hub name")
+    source = find_model(name, world)
     try:
-        tokenizer = AutoTokenizer.from_pretrained(folder)
-        model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    except (OSError, ValueError) as error:
-        raise ValueError(f"cannot load a model from {folder!r}: {str(error).splitlines()[0]}") from error
+        model, tokenizer = load_model(source, DTYPES[dtype])
+    except (OSError, ValueError, KeyError, ImportError, RuntimeError, SafetensorError) as error:
+        if is_out_of_memory(error):
+            raise
+        why = (str(error).splitlines() or [type(error).__name__])[0]
+        raise ValueError(f"cannot load a model from {source!r}: {why}") from error
     # sampling is ours alone: settings that the model's files suggest to generate() play no part
     brief = tokenizer.chat_template == TINY_TEMPLATE
     return Policy(model.to(device).eval(), tokenizer, FORMATS[form], brief)
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """torch reports a lack of GPU memory by a class of its own, of main memory by a RuntimeError like many others."""
+    return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "DefaultCPUAllocator" in str(error)
+
+
+def find_model(name: str, world: str) -> str:
+    """What to load for a name: a folder, a .gguf file or a hub name."""
+    if name == "tiny":
+        return str(build_tiny(world))
+    path = Path(name)
+    for checkpoint in ("checkpoint", "checkpoint.old"):  # of a run; the old one stands alone after a kill between renames
+        if (path / checkpoint / "model").is_dir():
+            return str(path / checkpoint / "model")
+    # "org/name" that is no local path is a hub name, unless it looks like a slip in a local one
+    local = name.startswith((".", os.sep)) or name.count("/") > 1 or name.endswith(".gguf") or os.sep in name.replace("/", "")
+    if not path.exists() and (local or ("/" in name and path.parent.is_dir())):
+        raise ValueError(f"no model at {name!r}: give 'tiny', a folder, a run folder, a .gguf file or a hub name")
+    return name
+
+
+def load_model(source: str, dtype: torch.dtype) -> tuple:
+    """(model, tokenizer) from a folder, a .gguf file or a hub name, all weights in the dtype asked for."""
+    extra, folder = {}, source
+    if source.endswith(".gguf"):
+        lacking = [package for package in ("gguf", "accelerate") if importlib.util.find_spec(package) is None]
+        if lacking:
+            raise ValueError(f"transformers needs more packages for .gguf files: pip install {' '.join(lacking)}")
+        folder, extra = str(Path(source).parent), {"gguf_file": Path(source).name}
+    tokenizer = AutoTokenizer.from_pretrained(folder, **extra)
+    if extra:  # plain weights: a model that stays quantised can neither be trained nor saved
+        extra["quantization_config"] = GgufConfig(dequantize=True)
+    model, report = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, output_loading_info=True, **extra)
+    if getattr(model, "hf_quantizer", None) is not None:
+        raise ValueError("its weights are quantised and cannot be trained: use the unquantised model")
+    if report["missing_keys"]:  # transformers would go on with random numbers in their place
+        missing = sorted(report["missing_keys"])
+        raise ValueError(f"{len(missing)} of its weights are not in the file: {', '.join(missing[:3])}")
+    for p in model.parameters():  # some classes keep a few in another precision
+        p.data = p.data.to(dtype)
+    return model, tokenizer
 
 
 if __name__ == "__main__":

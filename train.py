@@ -43,9 +43,9 @@ from tqdm import tqdm
 import envs
 import eval as evaluation
 from grpo import UpdateSettings, update
-from policy import Policy, load_policy
+from policy import DTYPES, Policy, is_out_of_memory, load_policy, make_optimizer
 from reflection import FORMATS, PLAIN, StrategyBuffers
-from sampler import Episode, Job, Sampling, rollout
+from sampler import Episode, Job, Sampling, kv_shape, rollout, row_count
 
 METHODS = ("sge", "grpo")
 SCHEDULES = ("trapezoid", "constant")
@@ -66,7 +66,8 @@ class Config:
 
     env: str = setting("house", "world to train in", envs.WORLDS)
     method: str = setting("sge", "sge: mixed temperature and reflection; grpo: neither", METHODS)
-    model: str = setting("tiny", "tiny, a Hugging Face folder, a run folder or a hub name")
+    model: str = setting("tiny", "tiny, a Hugging Face folder, a run folder, a .gguf file or a hub name")
+    dtype: str = setting("float32", "precision of the weights; with bfloat16, AdamW keeps float32 masters", tuple(DTYPES))
     seed: int = setting(0, "seed of everything random in the run (the tiny base has its own)")
     updates: int = setting(40, "updates to train for")
     out: str = setting("", "run folder (default: runs/ENV-METHOD-MODEL-seedN)")
@@ -222,7 +223,7 @@ class Run:
     def __init__(self, config: Config, policy: Policy):
         self.config, self.policy = config, policy
         self.tasks = envs.tasks(config.env, "train", brief=policy.brief)
-        self.optimizer = torch.optim.AdamW(policy.model.parameters(), lr=config.lr, weight_decay=0.0)
+        self.optimizer = make_optimizer(policy.model, config.lr)
         self.buffers = config.buffers()
         self.rng = random.Random(config.seed)  # task order and reflection draws
         self.sampling_rng = torch.Generator(policy.device).manual_seed(config.seed)
@@ -388,8 +389,9 @@ def log_transcripts(config: Config, episodes: list[Episode], done: int) -> None:
 def plain_success(run: Run, split: str, tries: int, seed: int) -> dict[str, float]:
     """pass@1 by tier without reflection, every token at the token temperature.  Draws from its own stream."""
     config = run.config
+    tasks = envs.tasks(config.env, split, brief=run.policy.brief)
     counts = evaluation.count_successes(
-        run.policy, config.env, envs.tasks(config.env, split, brief=run.policy.brief), tries, config.plain_sampling, seed, f"evaluating on {split}"
+        run.policy, config.env, tasks, tries, config.plain_sampling, seed, f"evaluating on {split}"
     )
     return {t: evaluation.mean_pass_at_k([c for c in counts if c["tier"] == t], 1) for t in envs.TIERS}
 
@@ -412,6 +414,45 @@ def closing_table(run: Run, base: dict) -> dict:
 
 
 # ------------------------------------------------------------------------------------------------------
+# memory
+# ------------------------------------------------------------------------------------------------------
+
+
+def memory_needed(config: Config, policy: Policy) -> dict[str, float]:
+    """Estimate of the bytes a run needs, by part.  Sampling and update do not overlap, but the cache of one and
+    the activations of the other are both counted: allocators are slow to give back."""
+    model, shape = policy.model, policy.model.config
+    size, heads, width = model.dtype.itemsize, kv_shape(shape), shape.hidden_size
+    weights = sum(p.numel() for p in model.parameters())
+    moments = 8 * weights + (4 * weights if size < 4 else 0)  # float32 both, and the masters if there are any
+    rows = row_count(policy, config.sampling, config.tasks_per_update * config.group_size)
+    kv_token = 2 * shape.num_hidden_layers * heads[0] * heads[1] * size
+    # What a layer keeps for the backward pass, in numbers a token: about 12 vectors of the residual stream's width
+    # and 4 of the feed-forward's.  With gradient checkpointing one layer at a time has them, the others their input.
+    inner = getattr(shape, "intermediate_size", None) or 4 * width
+    layer, layers = 12 * width + 4 * inner, shape.num_hidden_layers
+    kept = layer + layers * width if getattr(model, "is_activation_checkpointing", False) else layers * layer
+    # the logits of sampled tokens, in float32, a few copies at a time; about a third of a micro-batch is sampled
+    logits = 4 * 4 * policy.vocab / 3
+    return {
+        "weights": weights * size, "gradients": weights * size, "Adam": moments,
+        f"keys and values of {rows} rows": kv_token * rows * min(policy.context, 1024),
+        f"activations of {config.micro_tokens} tokens": config.micro_tokens * (kept * size + logits),
+    }  # fmt: skip
+
+
+def memory_line(config: Config, policy: Policy) -> str:
+    parts = memory_needed(config, policy)
+    told = ", ".join(f"{name} {amount / 2**30:.2f}" for name, amount in parts.items())
+    return f"memory, roughly {sum(parts.values()) / 2**30:.2f} GiB: {told}"
+
+
+OUT_OF_MEMORY = (
+    "out of memory: lower --rows (sampling) or --micro-tokens (update), or turn on --gradient-checkpointing or --dtype bfloat16"
+)
+
+
+# ------------------------------------------------------------------------------------------------------
 # the program
 # ------------------------------------------------------------------------------------------------------
 
@@ -426,7 +467,7 @@ def train(config: Config, resume: bool) -> int:
         torch.set_num_threads(config.threads)
     device = ("cuda" if torch.cuda.is_available() else "cpu") if config.device == "auto" else config.device
     source = str(checkpoint_folder(config.out) / "model") if resume else config.model
-    policy = load_policy(source, config.env, device, config.strategy_format)
+    policy = load_policy(source, config.env, device, config.strategy_format, config.dtype)
     run = Run(config, policy)
     out.mkdir(parents=True, exist_ok=True)
     if resume:
@@ -443,6 +484,7 @@ def train(config: Config, resume: bool) -> int:
         f"{device}, {torch.get_num_threads()} threads; seed {config.seed} -> {config.out}",
         flush=True,
     )
+    print(memory_line(config, policy), flush=True)
     base = measure_base(config, policy, resume)
     stopped = learn(run)
     run.save()
@@ -550,6 +592,11 @@ def main(argv: list[str] | None = None) -> int:
         return train(config, bool(resume))
     except (ValueError, FloatingPointError, OSError) as error:
         print(f"train.py: {error}", file=sys.stderr)
+        return 2
+    except (MemoryError, RuntimeError) as error:
+        if not is_out_of_memory(error):
+            raise
+        print(f"train.py: {OUT_OF_MEMORY}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print(f"\nstopped; the last checkpoint, if any, is in {config.out}", file=sys.stderr)
