@@ -102,6 +102,7 @@ class Config:
     # fitting a machine
     rows: int = setting(256, "episodes decoded side by side")
     cache_gb: float = setting(4.0, "memory for keys and values while sampling")
+    compile: str = setting("off", "torch.compile the decode step, for GPUs (the first steps then take minutes)", ("on", "off"))
     micro_tokens: int = setting(4096, "padded tokens per forward pass of the update")
 
     # looking
@@ -148,8 +149,9 @@ class Config:
     @property
     def sampling(self) -> Sampling:
         return Sampling(
-            self.strategy_temp, self.token_temp, self.strategy_tokens, self.reply_tokens, self.rows, self.cache_gb
-        )
+            self.strategy_temp, self.token_temp, self.strategy_tokens, self.reply_tokens, self.rows, self.cache_gb,
+            self.compile == "on",
+        )  # fmt: skip
 
     @property
     def plain_sampling(self) -> Sampling:

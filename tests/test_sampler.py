@@ -274,6 +274,28 @@ def test_prompts_read_in_several_passes(monkeypatch):
     assert play(policy, tasks, **GREEDY) == expected
 
 
+def test_compiled_decoding_meets_few_shapes_and_changes_nothing(monkeypatch):
+    """A9: with `compile` the decode step is padded to few shapes and reading is a pass of its own; all but torch.compile
+    itself is tested here, with a stand-in that notes the shapes."""
+    policy, tasks = random_policy("llama-tied"), ragged_tasks() * 12
+    expected = play(policy, tasks, rows=40, **GREEDY)
+    shapes = set()
+
+    def stand_in(body, dynamic):
+        def compiled(**inputs):
+            assert inputs["ragged"].readers is None
+            shapes.add((inputs["input_ids"].shape, inputs["ragged"].bias.shape))
+            return body(**inputs)
+
+        return compiled
+
+    monkeypatch.setattr(torch, "compile", stand_in)
+    assert play(policy, tasks, rows=40, compile=True, **GREEDY) == expected
+    assert 1 < len(shapes) <= 3 * 2  # rows in sixteens up to 40, slots in 128s up to 256
+    for episode in play(policy, tasks, rows=40, compile=True, **HOT):
+        assert_as_uncached(policy, episode)
+
+
 # ------------------------------------------------------------------------------------------------------
 # B: temperatures and seeds
 # ------------------------------------------------------------------------------------------------------
