@@ -288,7 +288,7 @@ class UpdateSettings:
     clip: float = 0.2
     epochs: int = 2
     minibatch_steps: int = 512  # environment steps a minibatch has at least (Table 2: 64 or 128)
-    micro_tokens: int = 4096  # padded tokens in one forward pass: memory, not arithmetic
+    micro_tokens: int = 2048  # padded tokens in one forward pass: memory, not arithmetic
     max_grad_norm: float = 1.0  # [not in the paper]
     advantage_groups: str = "joint"  # joint | split: are reflected episodes compared with plain ones?
     ratio_tolerance: float = 1e-4  # allowed distance of the first minibatch's ratio from 1
