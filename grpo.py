@@ -38,6 +38,7 @@ from functools import partial
 
 import torch
 from torch.nn.utils.rnn import pad_sequence
+from torch.utils.checkpoint import checkpoint
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from policy import Policy
@@ -369,7 +370,7 @@ def micro_batches(rows: list[Row], tokens: int, shared: bool = False) -> list[li
         if pieces[-1] and length(row) * (len(pieces[-1]) + 1) > tokens:
             pieces.append([])
         pieces[-1].append(row)
-    return pieces
+    return pieces if rows else []
 
 
 # ------------------------------------------------------------------------------------------------------
@@ -634,10 +635,9 @@ def set_checkpointing(model, on: bool) -> None:
     layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
     if on and not layers:
         raise ValueError(f"gradient checkpointing is not known for {type(model).__name__}: leave it off")
-    if on:
-        model.gradient_checkpointing_enable({"use_reentrant": False})
     for layer in layers:
         layer.gradient_checkpointing = layer.training = on
+        layer._gradient_checkpointing_func = partial(checkpoint, use_reentrant=False)
 
 
 def _count(sums: dict, first: bool, epoch: int, tokens: dict, logps, entropy, losses, clipped, extra: dict) -> None:
