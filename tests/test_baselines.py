@@ -280,7 +280,7 @@ def test_gradient_checkpointing_changes_no_gradient_and_turns_no_dropout_on(toke
     gpt2 = policy.Policy(GPT2LMHeadModel(config).eval(), tokenizer, brief=True)
     episodes = batch(gpt2)
     plain, _ = gradients(gpt2, episodes)
-    calls, block = [], gpt2.model.transformer.h[0].mlp
+    calls, block = [], gpt2.model.transformer.h[0].ln_1
     block.register_forward_hook(lambda *a: calls.append(torch.is_grad_enabled()))
     got, metrics = gradients(gpt2, episodes, replace(LOOSE, checkpointing=True))
     assert len(calls) == 2 and metrics["first_ratio_off_action"] < 1e-5  # once forward, once again backward
