@@ -4,7 +4,7 @@
     python tests/bench_update.py --model FOLDER          a real model
 
 One fixed batch: 64 episodes of 200 prompt tokens and 6 turns of 24 observation + 30 reply tokens, in groups of
-8 that share a prompt; one pass, one optimiser step.
+8 that share a prompt and, as in any rollout, the first observation; one pass, one optimiser step.
 
   ours        grpo.update, unchanged
   reference   what one writes first, below: 8 rows at a time (about as many tokens as in our pieces), logits and
@@ -48,12 +48,13 @@ def batch(policy, groups: int = GROUPS, size: int = SIZE) -> list[Episode]:
 
     made = []
     for group in range(groups):
-        prompt = tokens(PROMPT)
+        prompt = tokens(PROMPT + OBSERVATION)  # a group starts from the same observation
         for i in range(size):
             e = Episode(None, PLAIN, group, reward=float(i % 2))
             e.extend(prompt, False)
-            for _ in range(TURNS):
-                e.extend(tokens(OBSERVATION), False)
+            for turn in range(TURNS):
+                if turn:
+                    e.extend(tokens(OBSERVATION), False)
                 hot = REPLY // 2
                 temps, segments = [1.2] * hot + [0.7] * hot, [STRATEGY] * hot + [ACTION] * hot
                 e.extend(tokens(REPLY), True, [0.0] * REPLY, temps, segments)
@@ -99,7 +100,7 @@ def limit(policy) -> float:
     """Seconds of y = x W', dx = dy W, dW = dy' x for every Linear layer."""
     body = [m.weight for m in policy.model.base_model.modules() if isinstance(m, torch.nn.Linear)]
     head = policy.model.get_output_embeddings().weight
-    tokens = GROUPS * PROMPT + GROUPS * SIZE * TURNS * (OBSERVATION + REPLY)
+    tokens = GROUPS * (PROMPT + OBSERVATION) + GROUPS * SIZE * (TURNS * (OBSERVATION + REPLY) - OBSERVATION)
     sampled = GROUPS * SIZE * TURNS * REPLY
     began = time.perf_counter()
     for weight, total, most in [(w, tokens, 4096) for w in body] + [(head, sampled, 1024)]:
