@@ -289,7 +289,7 @@ class UpdateSettings:
     clip: float = 0.2
     epochs: int = 2
     minibatch_steps: int = 512  # environment steps a minibatch has at least (Table 2: 64 or 128)
-    micro_tokens: int = 2048  # padded tokens in one forward pass: memory, not arithmetic
+    micro_tokens: int = 2048  # padded tokens whose graph is in memory at a time: memory, not arithmetic
     max_grad_norm: float = 1.0  # [not in the paper]
     advantage_groups: str = "joint"  # joint | split: are reflected episodes compared with plain ones?
     ratio_tolerance: float = 1e-4  # allowed distance of the first minibatch's ratio from 1
@@ -570,9 +570,10 @@ def minibatch_gradients(model, rows: list[Row], how: UpdateSettings, count) -> N
     for row, weight in zip(rows, loss_weights(lengths, how.loss_norm, how.loss_constant), strict=True):
         row.weight.fill_(weight)
     shared = not how.checkpointing and worth_sharing(rows)
-    for bundle in bundles(rows, how.micro_tokens) if shared else [rows]:
+    most = how.micro_tokens // (2 if shared else 1)  # the graphs of prompts and of a piece are in memory together
+    for bundle in bundles(rows, most) if shared else [rows]:
         prompts = SharedPrompts(model, bundle) if shared else None
-        for piece in micro_batches(bundle, how.micro_tokens, shared):
+        for piece in micro_batches(bundle, most, shared):
             learn_from(model, piece, prompts, how, count)
         if prompts:
             prompts.backward()
