@@ -36,6 +36,7 @@ class ReplyFormat:
     `opening` ends the prompt and is never sampled.  The strategy reaches up to the first `closing`;
     everything after it is the action.  Tokens are hot until `closing` is complete in the text.
     `stop` texts end a reply that does not end itself (a model starting its next strategy, say).
+    Without `closing` there is no strategy: the whole reply is the action.
     """
 
     opening: str
@@ -54,6 +55,8 @@ FORMATS = {
         "<strategy>", "</strategy>", "between <strategy> and </strategy>", "after </strategy>", ("<strategy>",)
     ),
     "think": ReplyFormat("<think>\n", "</think>", "as your thinking", "as your answer", ("<think>",)),
+    # the comparison without the strategy prompt (SGE 4.4), and the episodes of RLAD that skip it (SGE A.4)
+    "none": ReplyFormat("", "", "", ""),
 }
 
 
@@ -66,7 +69,7 @@ def parse_reply(text: str, form: ReplyFormat) -> tuple[str, str]:
     >>> parse_reply("look at the bed\\n### Action\\ngo bed", FORMATS["header"])
     ('look at the bed', 'go bed')
     """
-    strategy, _, action = text.partition(form.closing)
+    strategy, _, action = text.partition(form.closing) if form.closing else ("", "", text)
     for stop in form.stop:
         strategy, action = strategy.partition(stop)[0], action.partition(stop)[0]
     return strategy.strip(), action.strip()
@@ -81,16 +84,19 @@ def parse_reply(text: str, form: ReplyFormat) -> tuple[str, str]:
 class Reflection:
     """What a rollout is conditioned on: a mode, and the strategies of one earlier episode in order."""
 
-    mode: str = "plain"  # "plain" | "negative" | "positive"
+    mode: str = "plain"  # "plain" | "negative" | "positive" | "bare" (RLAD: without a strategy; needs form "none")
     strategies: tuple[str, ...] = ()
     feedback: str = ""  # what the world said about the failure, if anything
 
 
 PLAIN = Reflection()
+BARE = Reflection("bare")
 
 
 def instruction(reflection: Reflection, form: ReplyFormat, brief: bool) -> str:
     """The strategy prompt (SGE A.1, in own words).  `brief` is the wording for the tiny model."""
+    if not form.closing:
+        return "Action." if brief else "At each step, write exactly one action, and nothing else."
     shown = "; ".join(reflection.strategies)
     if brief:
         return {

@@ -405,14 +405,20 @@ def _wall() -> int:
 
     Root may do this as it is; anyone else becomes root of a new user namespace first.  The new root is
     mounted over /proc, a folder that every Linux has, since nothing has to be removed from there afterwards.
+    What goes on is a child, in a PID namespace of its own: only to that one may anyone but root return (`setns`).
     """
-    own, ids = os.open("/proc/self/ns/pid", os.O_RDONLY), {"uid": os.getuid(), "gid": os.getgid()}
-    _libc("unshare", NEWNS | NEWNET | NEWIPC | (NEWUSER if ids["uid"] else 0))
+    ids = {"uid": os.getuid(), "gid": os.getgid()}
+    _libc("unshare", NEWNS | NEWNET | NEWIPC | NEWPID | (NEWUSER if ids["uid"] else 0))
     if ids["uid"]:
         maps = {f"{name}_map": f"{number} {number} 1" for name, number in ids.items()}
         for name, text in {"setgroups": "deny", **maps}.items():
             with open(f"/proc/self/{name}", "w") as f:
                 f.write(text)
+    if pid := os.fork():
+        os.close(0)  # the control socket is the child's alone
+        os._exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) & 255)
+    _die_with_parent()
+    own = os.open("/proc/self/ns/pid", os.O_RDONLY)
     _mount(None, "/", REC | PRIVATE)  # nothing below is seen by the rest of the system
     _mount("tmpfs", "/proc", NOSUID | NODEV, "size=1m,mode=755")
     for path in sorted({path for path in LIBRARIES if os.path.isdir(path)}):
@@ -438,6 +444,10 @@ def _libc(name: str, *args) -> None:
     """Call a function of the C library; OSError if it says -1."""
     if getattr(ctypes.CDLL(None, use_errno=True), name)(*args) == -1:
         raise OSError(ctypes.get_errno(), f"{name}: {os.strerror(ctypes.get_errno())}")
+
+
+def _die_with_parent() -> None:
+    _libc("prctl", 1, *map(ctypes.c_ulong, (signal.SIGKILL, 0, 0, 0)))
 
 
 def _limit(**limits: int) -> list[str]:
@@ -483,8 +493,8 @@ def _drop_rights(user: int, walled: bool) -> None:
     if walled:  # a user namespace gave all capabilities in it, and only this takes them away
         _libc("capset", (ctypes.c_uint32 * 2)(0x20080522, 0), (ctypes.c_uint32 * 6)())
     if sys.platform == "linux":
-        for option, value in ((38, 1), (1, signal.SIGKILL)):  # no new privileges; die with the helper
-            _libc("prctl", option, *map(ctypes.c_ulong, (value, 0, 0, 0)))
+        _libc("prctl", 38, *map(ctypes.c_ulong, (1, 0, 0, 0)))  # no new privileges
+        _die_with_parent()
     _limit(NPROC=1)  # itself: any fork, and on Linux any thread, fails
 
 

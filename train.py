@@ -2,6 +2,7 @@
 
     python train.py                          SGE on the house world with the tiny model
     python train.py --method grpo            the same without mixed temperature and reflection
+    python train.py --method entropy         EntropyAdv; likewise rnd, rlad: the paper's other baselines (grpo.py)
     python train.py --resume runs/NAME       go on where a run stopped, to the last bit
 
 This is the paper's Algorithm 1.  One update:
@@ -42,12 +43,12 @@ from tqdm import tqdm
 
 import envs
 import eval as evaluation
-from grpo import UpdateSettings, update
+from grpo import RND, UpdateSettings, advantage_key, groups_with_signal, scorable, update
 from policy import DTYPES, Policy, is_out_of_memory, load_policy, make_optimizer
-from reflection import FORMATS, PLAIN, StrategyBuffers
-from sampler import Episode, Job, Sampling, kv_shape, rollout, row_count
+from reflection import BARE, FORMATS, PLAIN, Reflection, StrategyBuffers
+from sampler import ACTION, Episode, Job, Sampling, kv_shape, rollout, row_count
 
-METHODS = ("sge", "grpo")
+METHODS = ("sge", "grpo", "entropy", "rnd", "rlad")
 SCHEDULES = ("trapezoid", "constant")
 
 # ------------------------------------------------------------------------------------------------------
@@ -65,7 +66,7 @@ class Config:
     """Everything that shapes a run.  Each field is a flag of the same name, with - for _."""
 
     env: str = setting("house", "world to train in", envs.WORLDS)
-    method: str = setting("sge", "sge: mixed temperature and reflection; grpo: neither", METHODS)
+    method: str = setting("sge", "sge: mixed temperature and reflection; grpo: neither; the others: grpo and a term", METHODS)
     model: str = setting("tiny", "tiny, a Hugging Face folder, a run folder, a .gguf file or a hub name")
     dtype: str = setting("float32", "precision of the weights; with bfloat16, AdamW keeps float32 masters", tuple(DTYPES))
     seed: int = setting(0, "seed of everything random in the run (the tiny base has its own)")
@@ -75,9 +76,9 @@ class Config:
     threads: int = setting(0, "CPU threads (0: torch's own choice)")
 
     # exploration (SGE 3.2, Table 2)
-    strategy_temp: float = setting(None, "temperature of strategies (sge: 1.2, grpo: token-temp)", kind=float)
+    strategy_temp: float = setting(None, "temperature of strategies (sge: 1.2, others: token-temp)", kind=float)
     token_temp: float = setting(0.7, "temperature of all other tokens, and of evaluation")
-    reflect: str = setting(None, "kinds of reflection (sge: both, grpo: none)", ("both", "negative", "positive", "none"), str)
+    reflect: str = setting(None, "kinds of reflection (sge: both, others: none)", ("both", "negative", "positive", "none"), str)
     p_fail: float = setting(0.25, "probability that an episode reflects on a failure of its task")
     p_success: float = setting(0.1, "probability that an episode reflects on a success of its task")
     buffer_size: int = setting(32, "strategies kept per buffer")
@@ -85,25 +86,50 @@ class Config:
     buffer_pick: str = setting("uniform", "which entry is drawn [open in the paper]", ("uniform", "newest"))
     buffer_store: str = setting("block", "what is stored of a strategy [open in the paper]", ("block", "last_paragraph"))
     strategy_format: str = setting("header", "how strategies are marked in a reply", tuple(FORMATS))
+    strategy_prompt: str = setting("on", "off: no strategies, replies are actions (--strategy-format none)", ("on", "off"))
     strategy_tokens: int = setting(24, "tokens after which a strategy that does not end turns cool")
     reply_tokens: int = setting(64, "tokens of a whole reply (strategy, action and what is between)")
 
     # collection and update (SGE Table 2, DAPO)
     tasks_per_update: int = setting(24, "tasks drawn per update (groups)")
     group_size: int = setting(10, "episodes per task (K)")
-    lr: float = setting(None, "learning rate of AdamW, constant (tuned for the tiny model; sge: 1e-3, grpo: 3e-4)", kind=float)
+    lr: float = setting(None, "learning rate of AdamW (tuned for the tiny model; sge: 1e-3, others: 3e-4)", kind=float)
     lr_schedule: str = setting("trapezoid", "up over the first tenth, down over the last half; constant: as the paper", SCHEDULES)
     clip: float = setting(0.2, "symmetric clip of the ratio")
     epochs: int = setting(2, "passes over the episodes of an update")
     minibatch_steps: int = setting(512, "environment steps per minibatch")
     max_grad_norm: float = setting(1.0, "gradient norm is clipped to this [not in the paper]")
     advantage_groups: str = setting("joint", "do plain and reflected episodes share a baseline", ("joint", "split"))
+    advantage_std: str = setting("unbiased", "advantages are divided by this std", ("unbiased", "biased", "none"))
+    refill: int = setting(0, "rounds in which tasks may be drawn anew for groups without signal (DAPO: up to 10)")
+    success_low: float = setting(0.0, "groups with a smaller share of successes are dropped")
+    success_high: float = setting(1.0, "groups with a larger share of successes are dropped")
+    clip_high: float = setting(None, "upper clip of the ratio (DAPO: 0.28; default: as --clip)", kind=float)
+    loss_norm: str = setting("token", "mean over tokens, over episodes, or a constant divisor", ("token", "sequence", "constant"))
+    loss_constant: int = setting(512, "that divisor, per episode (Dr. GRPO)")
+    kl: float = setting(None, "weight of the KL term to the start policy (rlad: 0.001, others: 0)", kind=float)
+    overlong_mask: str = setting("off", "leave episodes cut off by a length limit out of the loss", ("on", "off"))
+    overlong_max: int = setting(0, "soft overlong punishment: sampled tokens of an episode at which it is -1 (0: none)")
+    overlong_cache: int = setting(64, "... and over how many tokens before it grows (DAPO eq. 13)")
+
+    # the baselines (SGE A.4)
+    entropy_alpha: float = setting(0.4, "entropy: weight of the entropy in the advantage")
+    entropy_kappa: float = setting(2.0, "entropy: the bonus is at most |advantage| / this")
+    rnd_coef: float = setting(0.1, "rnd: weight of the bonus [open in the paper]")
+    rnd_decay: int = setting(0, "rnd: updates in which the bonus is halved (i-MENTOR: 40; 0: never) [open]")
+    rnd_norm: str = setting("std", "rnd: error / running std, or i-MENTOR's batch min-max", ("std", "minmax"))
+    rnd_groups: str = setting("mixed", "rnd: are groups without a success dropped (mixed) or kept? [open]", ("mixed", "all"))
+    rnd_hidden: int = setting(128, "rnd: width of its networks [open]")
+    rnd_lr: float = setting(1e-3, "rnd: learning rate of the predictor [open]")
+    skip_strategy: float = setting(None, "share of episodes that go without a strategy (rlad: 0.25, others: 0)", kind=float)
+    skip_advantage: str = setting("group", "their advantage: the group's, or zero (RLAD eq. 3) [open]", ("group", "zero"))
 
     # fitting a machine
     rows: int = setting(256, "episodes decoded side by side")
     cache_gb: float = setting(4.0, "memory for keys and values while sampling")
     compile: str = setting("off", "torch.compile the decode step, for GPUs (the first steps then take minutes)", ("on", "off"))
-    micro_tokens: int = setting(4096, "padded tokens per forward pass of the update")
+    micro_tokens: int = setting(2048, "padded tokens per forward pass of the update")
+    gradient_checkpointing: str = setting("off", "recompute layers in the backward pass: less memory, more time", ("on", "off"))
 
     # looking
     eval_every: int = setting(10, "updates between plain evaluations of one try per task (0: never)")
@@ -114,37 +140,60 @@ class Config:
 
     def resolve(self) -> "Config":
         """Fill in what depends on the method, and check the rest.  Raises ValueError in one line."""
-        explores = self.method == "sge"
+        explores, rlad = self.method == "sge", self.method == "rlad"
+        if self.strategy_prompt == "off" or self.strategy_format == "none":  # two names of one thing
+            self.strategy_prompt, self.strategy_format = "off", "none"
         if self.strategy_temp is None:
             self.strategy_temp = 1.2 if explores else self.token_temp
         if self.reflect is None:
             self.reflect = "both" if explores else "none"
         if self.lr is None:  # each method at the rate that served it best: 1e-3 spoils what grpo could do before
             self.lr = 1e-3 if explores else 3e-4
+        if self.kl is None:
+            self.kl = 0.001 if rlad else 0.0
+        if self.skip_strategy is None:
+            self.skip_strategy = 0.25 if rlad else 0.0
         if not self.out:
             self.out = f"runs/{self.env}-{self.method}-{Path(self.model).name}-seed{self.seed}"
-        for name in ("strategy_temp", "token_temp", "lr", "max_grad_norm", "cache_gb"):
+        for name in ("strategy_temp", "token_temp", "lr", "max_grad_norm", "cache_gb", "rnd_lr"):
             if not 0 < getattr(self, name) < math.inf:
                 flag = name.replace("_", "-")
                 raise ValueError(f"--{flag} must be above 0 and finite (at temperature 0 there is no gradient, for one)")
         if self.base_tries < 2:
             raise ValueError("--base-tries must be at least 2: the table shows pass@1 and pass@n")
         positive = ("updates", "tasks_per_update", "epochs", "minibatch_steps", "rows", "micro_tokens", "strategy_tokens")
+        positive += ("loss_constant", "overlong_cache", "rnd_hidden")
         for name in (*positive, "reply_tokens", "buffer_size", "final_tries", "base_tasks", "save_every"):
             if getattr(self, name) < 1:
                 raise ValueError(f"--{name.replace('_', '-')} must be at least 1")
-        for name in ("threads", "eval_every", "seed"):
+        for name in ("threads", "eval_every", "seed", "refill", "overlong_max", "rnd_decay"):
             if not 0 <= getattr(self, name) < 2**31:
                 raise ValueError(f"--{name.replace('_', '-')} must be between 0 and {2**31 - 1}")
         if self.group_size < 2:
             raise ValueError("--group-size must be at least 2: a group of one has no baseline")
         if not 0 < self.clip < 1:
             raise ValueError("--clip must be between 0 and 1")
+        self._check_options()
         if not (self.p_fail >= 0 and self.p_success >= 0 and self.p_fail + self.p_success <= 1):
             raise ValueError("--p-fail and --p-success are probabilities with a sum of at most 1")
         if self.device == "cuda" and not torch.cuda.is_available():
             raise ValueError("--device cuda: torch finds no CUDA GPU here; use --device cpu or auto")
         return self
+
+    def _check_options(self) -> None:
+        for name in ("clip_high", "kl", "entropy_alpha", "rnd_coef"):
+            if not 0 <= (getattr(self, name) or 0) < math.inf:
+                raise ValueError(f"--{name.replace('_', '-')} must be at least 0 and finite")
+        if not 1 < self.entropy_kappa < math.inf:
+            raise ValueError("--entropy-kappa must be above 1, or the bonus would flip signs")
+        if not 0 <= self.success_low <= self.success_high <= 1:
+            raise ValueError("--success-low and --success-high are shares, the first not above the second")
+        if not 0 <= self.skip_strategy < 1:
+            raise ValueError("--skip-strategy is a share below 1")
+        if self.overlong_max and self.overlong_cache > self.overlong_max:
+            raise ValueError("--overlong-cache must not be larger than --overlong-max")
+        if self.strategy_prompt == "off" and (self.reflect != "none" or self.strategy_temp != self.token_temp):
+            raise ValueError("--strategy-prompt off leaves nothing to reflect on or to sample hot: use --method grpo")
 
     @property
     def sampling(self) -> Sampling:
@@ -160,8 +209,17 @@ class Config:
 
     @property
     def update_settings(self) -> UpdateSettings:
+        same = (
+            "clip epochs minibatch_steps micro_tokens max_grad_norm advantage_groups success_low success_high clip_high "
+            "loss_norm loss_constant kl overlong_max overlong_cache entropy_kappa rnd_coef rnd_decay rnd_norm skip_advantage"
+        )
         return UpdateSettings(
-            self.clip, self.epochs, self.minibatch_steps, self.micro_tokens, self.max_grad_norm, self.advantage_groups
+            **{name: getattr(self, name) for name in same.split()},
+            std=self.advantage_std,
+            overlong_mask=self.overlong_mask == "on",
+            entropy_alpha=self.entropy_alpha if self.method == "entropy" else 0.0,
+            rnd_groups=self.rnd_groups if self.method == "rnd" else "mixed",
+            checkpointing=self.gradient_checkpointing == "on",
         )
 
     def buffers(self) -> StrategyBuffers:
@@ -227,6 +285,15 @@ class Run:
         self.tasks = envs.tasks(config.env, "train", brief=policy.brief)
         self.optimizer = make_optimizer(policy.model, config.lr)
         self.buffers = config.buffers()
+        # RLAD: episodes that skip the strategy; the same model, asked for an action only
+        self.bare = Policy(policy.model, policy.tokenizer, FORMATS["none"], policy.brief) if config.skip_strategy else None
+        self.rnd = self.reference = None
+        if config.method == "rnd":
+            width = policy.model.get_output_embeddings().weight.shape[1]
+            self.rnd = RND(width, config.rnd_hidden, config.rnd_lr, config.seed, policy.device)
+        if config.kl:  # the policy that the run began with, also when it is resumed
+            start = load_policy(config.model, config.env, str(policy.device), config.strategy_format)
+            self.reference = start.model.requires_grad_(False)
         self.rng = random.Random(config.seed)  # task order and reflection draws
         self.sampling_rng = torch.Generator(policy.device).manual_seed(config.seed)
         self.shuffle_rng = torch.Generator().manual_seed(config.seed)  # minibatches
@@ -248,24 +315,58 @@ class Run:
     def buffer_key(self, task: envs.Task) -> str:
         return task.id if self.config.buffer_scope == "task" else f"{task.tier}/{task.family}"
 
+    def draw(self, task: envs.Task) -> Reflection:
+        """What an episode is conditioned on."""
+        if self.config.skip_strategy and self.rng.random() < self.config.skip_strategy:
+            return BARE
+        return self.buffers.draw(self.buffer_key(task), self.rng)
+
+    def roll_out(self, tasks: list[envs.Task], first_group: int, tick) -> list[Episode]:
+        """Play `group_size` episodes of each task, a group a task, and remember their strategies."""
+        config, size = self.config, self.config.group_size
+        jobs = [Job(task, self.draw(task), first_group + i) for i, task in enumerate(tasks) for _ in range(size)]
+        bare = [i for i, job in enumerate(jobs) if job.reflection is BARE]
+        asked = [job for job in jobs if job.reflection is not BARE]
+        episodes = rollout(self.policy, config.env, asked, config.sampling, self.sampling_rng, tick)
+        if bare:
+            skipping = [jobs[i] for i in bare]
+            played = rollout(self.bare, config.env, skipping, config.plain_sampling, self.sampling_rng, tick)
+            for i, episode in zip(bare, played, strict=True):
+                episodes.insert(i, episode)  # back to the order of the jobs
+        for e in episodes:  # after collection: no episode reflects on one of its own group
+            if config.strategy_prompt == "off" or e.reflection is BARE:
+                e.segments = [ACTION * sampled for sampled in e.mask]  # (the sampler takes the first token for a strategy)
+            if scorable(e):
+                self.buffers.push(self.buffer_key(e.task), e.reward > 0, e.strategies, e.feedback)
+        return episodes
+
+    def collect(self, tick) -> tuple[list[Episode], int]:
+        """The episodes of an update, and in how many rounds they were collected.
+
+        With `refill`, tasks are drawn anew in the place of those whose group has no signal, for so many rounds
+        at most: then the update is made with what there is (DAPO's dynamic sampling, but bounded).
+        """
+        how, episodes, missing, groups, rounds = self.config.update_settings, [], self.config.tasks_per_update, 0, 0
+        while missing and rounds <= self.config.refill:
+            episodes += self.roll_out(self.next_tasks(missing), groups, tick)
+            groups, rounds = groups + missing, rounds + 1
+            kept = groups_with_signal(episodes, how)
+            useful = {e.group for e in episodes if advantage_key(e, how.advantage_groups) in kept}
+            missing = self.config.tasks_per_update - len(useful)
+        return episodes, rounds
+
     def one_update(self, tick) -> tuple[dict, list[Episode]]:
         """Collect, remember, learn: one round of Algorithm 1.  Returns (metrics, episodes)."""
         config, started = self.config, time.time()
-        jobs = [
-            Job(task, self.buffers.draw(self.buffer_key(task), self.rng), group)
-            for group, task in enumerate(self.next_tasks(config.tasks_per_update))
-            for _ in range(config.group_size)
-        ]
         for group in self.optimizer.param_groups:
             group["lr"] = config.lr * schedule(config.lr_schedule, self.done, config.updates)
-        episodes = rollout(self.policy, config.env, jobs, config.sampling, self.sampling_rng, tick)
+        episodes, rounds = self.collect(tick)
         sampled = time.time()
-        for e in episodes:  # after collection: no episode reflects on one of its own group
-            self.buffers.push(self.buffer_key(e.task), e.reward > 0, e.strategies, e.feedback)
         self.policy.model.eval()  # no dropout in the update either: the ratio must start at 1
-        learnt = update(self.policy, self.optimizer, episodes, config.update_settings, self.shuffle_rng)
+        how = config.update_settings
+        learnt = update(self.policy, self.optimizer, episodes, how, self.shuffle_rng, self.rnd, self.reference)
         self.done += 1
-        metrics = {"update": self.done} | describe(episodes) | learnt
+        metrics = {"update": self.done, "rounds": rounds} | describe([e for e in episodes if scorable(e)]) | learnt
         metrics["rollout_seconds"], metrics["update_seconds"] = sampled - started, time.time() - sampled
         self.totals["episodes"] += len(episodes)
         self.totals["env_steps"] += metrics["env_steps"]
@@ -286,7 +387,7 @@ class Run:
             "optimizer": self.optimizer.state_dict(),
             "sampling_rng": self.sampling_rng.get_state(),
             "shuffle_rng": self.shuffle_rng.get_state(),
-        }
+        } | ({"rnd": self.rnd.state_dict()} if self.rnd else {})
         torch.save(state, partial / "state.pt")
         version, words, gauss = self.rng.getstate()
         plain = {
@@ -305,6 +406,8 @@ class Run:
         folder = checkpoint_folder(self.config.out)
         state = torch.load(folder / "state.pt", map_location=self.policy.device, weights_only=True)
         self.optimizer.load_state_dict(state["optimizer"])
+        if self.rnd:
+            self.rnd.load_state_dict(state["rnd"])
         self.sampling_rng.set_state(state["sampling_rng"].cpu())  # random states live on the CPU, always
         self.shuffle_rng.set_state(state["shuffle_rng"].cpu())
         plain = json.loads((folder / "state.json").read_text(encoding="utf-8"))
@@ -328,7 +431,7 @@ def checkpoint_folder(run: str) -> Path:
 
 
 def describe(episodes: list[Episode]) -> dict:
-    """What a batch of episodes shows: success by tier, plain and reflected apart, lengths, outcomes."""
+    """What a batch of (scorable) episodes shows: success by tier, plain and reflected apart, lengths, outcomes."""
     success: dict[str, list] = defaultdict(list)
     outcomes: dict[int, set] = defaultdict(set)
     for e in episodes:
@@ -343,10 +446,10 @@ def describe(episodes: list[Episode]) -> dict:
         "episodes": len(episodes),
         "env_steps": len(replies),
         "tokens": sum(sum(e.mask) for e in episodes),
-        "cut_off_replies": replies.count("length") / len(replies),
-        "distinct_outcomes": sum(len(o) for o in outcomes.values()) / len(outcomes),
-        "tasks_solved": len({e.group for e in episodes if e.reward > 0}) / len(outcomes),
-        "reflected": sum(e.reflection is not PLAIN for e in episodes) / len(episodes),
+        "cut_off_replies": replies.count("length") / max(1, len(replies)),
+        "distinct_outcomes": sum(len(o) for o in outcomes.values()) / max(1, len(outcomes)),
+        "tasks_solved": len({e.group for e in episodes if e.reward > 0}) / max(1, len(outcomes)),
+        "reflected": sum(e.reflection not in (PLAIN, BARE) for e in episodes) / max(1, len(episodes)),
     }
 
 
@@ -368,7 +471,7 @@ def transcript(e: Episode, done: int) -> dict:
     """An episode as a line of episodes.jsonl.gz."""
     return {
         "update": done, "task": e.task.id, "instruction": e.task.instruction, "mode": e.reflection.mode,
-        "reflects_on": list(e.reflection.strategies), "reward": e.reward, "finish": e.finish,
+        "reflects_on": list(e.reflection.strategies), "reward": e.reward if scorable(e) else None, "finish": e.finish,
         "turns": [dataclasses.asdict(turn) for turn in e.turns], "feedback": e.feedback,
     }  # fmt: skip
 
@@ -383,8 +486,9 @@ def log_transcripts(config: Config, episodes: list[Episode], done: int) -> None:
     seen: set = set()
     with gzip.open(Path(config.out) / "episodes.jsonl.gz", "at", encoding="utf-8") as f:
         for e in episodes:
-            if e.group not in seen or (e.reward > 0 and (e.group, "won") not in seen):
-                seen.update({e.group} | ({(e.group, "won")} if e.reward > 0 else set()))
+            won = scorable(e) and e.reward > 0
+            if e.group not in seen or (won and (e.group, "won") not in seen):
+                seen.update({e.group} | ({(e.group, "won")} if won else set()))
                 f.write(json.dumps(transcript(e, done)) + "\n")
 
 

@@ -96,6 +96,11 @@ def batch(pi, rewards=((1, 0, 0, 1), (0, 0, 1, 0)), seed=0):
     return made
 
 
+def rows(pairs):
+    """(episode, advantage) pairs as the update holds them."""
+    return [grpo.Row(e, a, "cpu") for e, a in pairs]
+
+
 class Recorder(torch.optim.SGD):
     """An optimiser that keeps the gradients of its steps and leaves the weights alone."""
 
@@ -162,14 +167,14 @@ def test_the_baseline_is_the_mean_over_episodes_not_over_turns(qwen):
     episodes = [episode(qwen, rng, 0, r, ((2, 2),) * n) for n, r in zip(lengths, rewards, strict=True)]
     std = (2 / 3 / 2) ** 0.5
     high, low = (1 - 1 / 3) / (std + 1e-6), -1 / 3 / (std + 1e-6)
-    tokens = grpo.forward(qwen, list(zip(episodes, group_advantages(rewards, [0, 0, 0]), strict=True)))
+    tokens = grpo.token_vectors(rows(zip(episodes, group_advantages(rewards, [0, 0, 0]), strict=True)))
     assert tokens["advantage"].tolist() == pytest.approx([low] * 4 + [high] * 12 + [low] * 4)
 
 
 def test_all_sampled_tokens_of_an_episode_carry_its_advantage(qwen):
     """D38: tokens before an observation lose their credit."""
     e = episode(qwen, random.Random(0), 0, 1.0, ((1, 0), (0, 1)))
-    assert grpo.forward(qwen, [(e, 0.75)])["advantage"].tolist() == [0.75, 0.75]
+    assert grpo.token_vectors(rows([(e, 0.75)]))["advantage"].tolist() == [0.75, 0.75]
 
 
 @pytest.mark.parametrize("kind", [float, np.float32])
@@ -215,9 +220,9 @@ def test_gradients_do_not_depend_on_the_split_into_micro_batches(qwen):
     episodes = [episode(qwen, rng, i % 2, float(i < 3), ((1 + i, 2),)) for i in range(8)]
     longest = max(len(e.ids) for e in episodes)
     pieces, found = [], []
-    for rows in (8, 4, 3, 1):
-        small = replace(LOOSE, micro_tokens=longest * rows if rows > 1 else 1)
-        pieces.append([len(p) for p in grpo.micro_batches([(e, 1.0) for e in episodes], small.micro_tokens)])
+    for count in (8, 4, 3, 1):
+        small = replace(LOOSE, micro_tokens=longest * count if count > 1 else 1)
+        pieces.append([len(p) for p in grpo.micro_batches(rows((e, 1.0) for e in episodes), small.micro_tokens)])
         found.append(gradients(qwen, episodes, small)[0])
     assert pieces[0] == [8] and pieces[-1] == [1] * 8 and len(set(map(len, pieces))) == 4
     for other in found[1:]:
@@ -345,11 +350,11 @@ def test_no_episodes_is_no_update(qwen):
 
 def test_minibatches_hold_every_episode_once_and_enough_steps(qwen):
     """E48: a part of the batch is never seen, or twice (`batches[-2] += batches.pop()` wrote to the wrong place)."""
-    pairs = [(e, 1.0) for e in batch(qwen, ((1, 0, 0, 1, 0),) * 4)]
+    made = rows((e, 1.0) for e in batch(qwen, ((1, 0, 0, 1, 0),) * 4))
     for steps in (1, 4, 7, 100):
-        cut = grpo.minibatches(pairs, steps, torch.Generator().manual_seed(steps))
-        assert sorted(id(e) for piece in cut for e, _ in piece) == sorted(id(e) for e, _ in pairs)
-        sizes = [sum(len(e.turns) for e, _ in piece) for piece in cut]
+        cut = grpo.minibatches(made, steps, torch.Generator().manual_seed(steps))
+        assert sorted(id(row) for piece in cut for row in piece) == sorted(map(id, made))
+        sizes = [sum(row.steps for row in piece) for piece in cut]
         assert all(size >= steps for size in sizes[:-1]) and (len(sizes) == 1 or sizes[-1] >= steps / 2)
 
 
