@@ -412,7 +412,7 @@ def _wall() -> int:
     if ids["uid"]:
         maps = {f"{name}_map": f"{number} {number} 1" for name, number in ids.items()}
         for name, text in {"setgroups": "deny", **maps}.items():
-            with open(f"/proc/self/{name}", "w") as f:
+            with open(f"/proc/self/{name}", "w", encoding="ascii") as f:
                 f.write(text)
     if pid := os.fork():
         os.close(0)  # the control socket is the child's alone

@@ -41,8 +41,8 @@ class CoinHouse(envs.House):
 
 def few_tasks(per_tier=1, real=envs.tasks):
     """A stand-in for envs.tasks: the first tasks of each tier, so that a run soon meets a task again."""
-    return lambda world, split, tier="all": [
-        task for t in envs.TIERS if tier in (t, "all") for task in real(world, split, t)[:per_tier]
+    return lambda world, split, tier="all", brief=False: [
+        task for t in envs.TIERS if tier in (t, "all") for task in real(world, split, t, brief)[:per_tier]
     ]
 
 

@@ -529,7 +529,8 @@ def calls(path: Path):
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Call):
             name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
-            yield name, node
+            if ast.unparse(node.func) != "os.open":  # that one is about descriptors, not text
+                yield name, node
 
 
 @pytest.mark.parametrize("path", MODULES, ids=lambda p: p.name)
