@@ -79,7 +79,7 @@ def passk(args) -> dict:
     policy = load_policy(args.model, args.env, device, args.strategy_format, args.dtype)
     strategy_temp = args.token_temp if args.strategy_temp is None else args.strategy_temp
     how = Sampling(strategy_temp, args.token_temp, rows=args.rows)
-    tasks = envs.tasks(args.env, args.split, args.tier)
+    tasks = envs.tasks(args.env, args.split, args.tier, policy.brief)
     counts = count_successes(policy, args.env, tasks, args.n, how, args.seed)
     ks = [k for k in (2**i for i in range(30)) if k <= args.n]
     print(f"{args.model} on {args.env}/{args.split}, {args.n} tries a task, temperatures {how.strategy_temp}/{how.token_temp}")

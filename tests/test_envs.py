@@ -1,4 +1,7 @@
-"""The worlds: tasks and splits, rewards, what any string at all does, and the scripted behaviour."""
+"""What holds in every world: tasks and splits, rewards, what any string at all does, the scripted behaviour.  And the house.
+
+The other worlds' own tests are in test_phone.py, test_apps.py and test_code.py.
+"""
 
 import copy
 import os
@@ -9,77 +12,43 @@ import sys
 from collections import Counter
 from pathlib import Path
 
-import numpy as np
 import pytest
-import torch
 
 import envs
+from oracles import follow, plan, play, state
 
 ROOT = Path(__file__).parent.parent
 worlds = pytest.mark.parametrize("world", envs.WORLDS)
 splits = pytest.mark.parametrize("split", envs.SPLITS)
 
 
-# -- fixtures: a plan that knows everything --------------------------------------------------------------
-
-
-def house_plan(task):
-    """Actions that reach the goals from the hidden state, the shortest way that one hand allows."""
-    where, opened = dict(task.spec["objects"]), set(task.spec["opened"])
-    goals, plan = list(task.spec["goals"]), []
-
-    def fetch(thing):
-        plan.append(f"go {where[thing]}")
-        if where[thing] in envs.CLOSED_PLACES and where[thing] not in opened:
-            opened.add(where[thing])
-            plan.append(f"open {where[thing]}")
-        plan.append(f"pick {thing}")
-
-    for kind, name, *place in goals:
-        if kind in ("opened", "closed"):
-            plan += [f"go {name}", f"{'open' if kind == 'opened' else 'close'} {name}"]
-        else:
-            fetch(name)
-        if kind in ("on", "off"):
-            elsewhere = (p for p in task.spec["places"] if p in envs.OPEN_PLACES and p != place[0])
-            to = place[0] if kind == "on" else next(elsewhere)
-            shut = to in envs.CLOSED_PLACES and to not in opened
-            plan += [f"go {to}", *([f"open {to}"] if shut else []), f"place {name}"]
-    return plan
-
-
-ORACLES = {"house": house_plan}  # one for each world
-
-
-def play(world, task, actions):
-    """[(observation, reward, terminated, truncated, info), ...] of a fresh environment, and that environment."""
-    env = envs.make_env(world)
-    env.reset(task)
-    return [env.step(action) for action in actions], env
-
-
-def state(env):
-    """Everything an environment knows that an invalid action must leave alone."""
-    return copy.deepcopy({k: v for k, v in vars(env).items() if k not in ("steps", "over")})
-
-
 # -- tasks and splits ------------------------------------------------------------------------------------
 
+COUNTS = {
+    "house": envs.FAMILY_COUNTS, "phone": envs.PHONE_FAMILY_COUNTS,
+    "apps": envs._APPS_FAMILIES, "code": envs.CODE_FAMILY_COUNTS,
+}  # fmt: skip
+UNSEEN = {"house": {"clear"}, "phone": {"rename", "turn+open"}, "apps": {"move"}, "code": {"full"}}  # families of tests alone
 
-def test_tasks_are_the_same_in_every_process():
-    """H76: string hashes or set order decide on tasks.  Also: envs.py needs the standard library alone."""
+
+def test_tasks_and_episodes_are_the_same_in_every_process():
+    """H76: string hashes or set order decide on tasks, answers or replies.  Also: envs.py needs the standard library alone."""
     script = """if True:
         import hashlib, random, sys, envs
-        text = []
+        text, rng = [], random.Random(0)
         for world in envs.WORLDS:
-            for split in envs.SPLITS:
-                text += [repr((task, task.spec)) for task in envs.tasks(world, split)]
-            rng = random.Random(0)
-            for _ in range(50):
-                task = envs.practice_task(world, rng)
-                observation, _ = envs.make_env(world).reset(task)
-                reply = envs.make_script(world, task, rng).reply(observation)
-                text += [repr((task, task.spec)), repr(reply), envs.slip(world, rng)]
+            tasks = [task for split in envs.SPLITS for task in envs.tasks(world, split)]
+            practice = [envs.practice_task(world, rng) for _ in range(40)]
+            text += [repr((task, task.spec)) for task in tasks + practice]
+            for task in tasks[::4] + practice:
+                env, script, over = envs.make_env(world), envs.make_script(world, task, rng, wild=True), False
+                observation, _ = env.reset(task)
+                while not over:
+                    reply = script.reply(observation)
+                    action = rng.choice([reply[1], reply[1], envs.slip(world, rng)])
+                    observation, reward, terminated, truncated, info = env.step(action)
+                    over = terminated or truncated
+                    text.append(repr((reply, action, observation, reward, info)))
         assert not {"torch", "numpy", "transformers"} & set(sys.modules)
         print(len(text), hashlib.sha256("".join(text).encode()).hexdigest())"""
 
@@ -87,37 +56,26 @@ def test_tasks_are_the_same_in_every_process():
         env = {**os.environ, "PYTHONHASHSEED": seed}
         return subprocess.run([sys.executable, "-c", script], cwd=ROOT, env=env, check=True, capture_output=True).stdout
 
-    assert run("0") == run("1") == run("2") != b""
+    assert run("0") == run("1") != b""
 
 
 @worlds
-def test_every_tier_has_enough_tasks_with_ids_of_their_own(world):
+def test_tiers_families_and_splits(world):
+    """H76: train and test are disjoint, and no tier asks for a thing twice.  Tests hold a family that neither training
+    nor practice ever shows."""
     for split, least in (("train", 60), ("test", 40)):
         for tier in envs.TIERS:
-            found = envs.tasks(world, split, tier)
-            assert len(found) >= least and {(t.split, t.tier) for t in found} == {(split, tier)}
-    everything = [t.id for split in envs.SPLITS for t in envs.tasks(world, split)]
-    assert len(set(everything)) == len(everything)
-    assert envs.tasks(world, "train") == [t for tier in envs.TIERS for t in envs.tasks(world, "train", tier)]
-
-
-def test_no_house_task_of_the_test_split_asks_for_what_training_asked_for():
-    """H76: train and test are disjoint.  What an instruction asks for - family, objects, places - is its combination;
-    destinations and doors that the instruction does not name are none."""
-    train, test = (
-        {(t.tier, t.instruction.split("Task: ")[1]) for t in envs.tasks("house", split)} for split in envs.SPLITS
-    )
-    assert not train & test
-
-
-def test_house_tests_play_in_an_unseen_layout_and_hold_an_unseen_family():
-    train, test = (envs.tasks("house", split) for split in envs.SPLITS)
-    assert not {frozenset(t.spec["places"]) for t in train} & {frozenset(t.spec["places"]) for t in test}
-    assert {t.family for t in test} - {t.family for t in train} == {"clear"}
+            brief = envs.tasks(world, split, tier, brief=True)
+            assert Counter(t.family for t in brief) == COUNTS[world][split][tier] and len(brief) >= least
+            assert {(t.split, t.tier) for t in envs.tasks(world, split, tier)} == {(split, tier)}
+    train, test = (envs.tasks(world, split) for split in envs.SPLITS)
+    assert train == [t for tier in envs.TIERS for t in envs.tasks(world, "train", tier)]
+    assert len({t.id for t in train + test}) == len({(t.tier, t.instruction) for t in train + test}) == len(train + test)
+    assert not {t.instruction for t in train} & {t.instruction for t in test}
+    families = {t.family for t in train}
+    assert {t.family for t in test} - families == UNSEEN[world] and len(families | UNSEEN[world]) >= 6
     rng = random.Random(0)
-    practice = [envs.practice_task("house", rng) for _ in range(1000)]
-    assert {t.family for t in practice} == {t.family for t in train}  # nor does the warm start show it
-    assert {t.spec["places"] for t in practice} <= {t.spec["places"] for t in train}
+    assert {envs.practice_task(world, rng).family for _ in range(500)} == families - {"problem"}
 
 
 @worlds
@@ -129,7 +87,248 @@ def test_unknown_splits_tiers_and_worlds_are_refused(world, split, tier):
         envs.make_env("moon")
 
 
-# -- the hard rule ---------------------------------------------------------------------------------------
+# -- rewards and ends ------------------------------------------------------------------------------------
+
+
+@splits
+@worlds
+def test_every_task_can_be_solved_in_time_and_pays_once_at_its_end(world, split):
+    """H73: on the very last step, too.  A step later it is too late."""
+    for task in envs.tasks(world, split):
+        actions = plan(world, task)
+        waits = ["wait"] * (task.spec["limit"] - len(actions))
+        for before in ([], waits):
+            *steps, last = play(world, task, before + actions)[0]
+            assert last[1:4] == (1.0, True, False), task
+            assert all(step[1:4] == (0.0, False, False) for step in steps), task
+            assert not any(step[0].startswith("Not possible") for step in [*steps, last][len(before) :]), task
+        late = play(world, task, ["wait", *waits, *actions[:-1]])[0][-1]
+        assert late[1:4] == (0.0, False, True), task
+
+
+@splits
+@worlds
+def test_doing_nothing_ends_at_the_step_limit_without_reward(world, split):
+    for task in envs.tasks(world, split):
+        steps, env = play(world, task, [""] * task.spec["limit"])
+        assert [s[1:4] for s in steps] == [(0.0, False, False)] * (len(steps) - 1) + [(0.0, False, True)]
+        assert steps[-1][4]["feedback"] and isinstance(hash(steps[-1][4]["outcome"]), int)
+
+
+@worlds
+def test_a_step_before_a_reset_or_after_the_end_is_an_error_that_says_what_to_do(world):
+    """H79: env.step is called after done."""
+    task, env = envs.tasks(world, "train")[0], envs.make_env(world)
+    for actions in ([], plan(world, task), [""] * task.spec["limit"]):
+        for action in actions:
+            env.step(action)
+        with pytest.raises(RuntimeError, match="reset"):
+            env.step("")
+        env.reset(task)
+    env.step("")
+
+
+def walk(world, task, rng):
+    """Random actions of which about half are possible: the script's, and slips."""
+    script, env, over = envs.make_script(world, task, rng, wild=True), envs.make_env(world), False
+    observation, _ = env.reset(task)
+    actions = []
+    while not over:
+        actions.append(script.reply(observation)[1] if rng.random() < 0.5 else envs.slip(world, rng))
+        observation, _, terminated, truncated, _ = env.step(actions[-1])
+        over = terminated or truncated
+    return actions
+
+
+@worlds
+def test_episodes_are_determined_by_task_and_actions_and_share_nothing(world):
+    """H81, H72, H77: state shared between episodes, or drawn from the global generator.  Two instances and one that is
+    used again and again.  (That no other generator is even imported, the first test of this file checks.)"""
+    rng, used, before, outcomes = random.Random(0), envs.make_env(world), random.getstate(), set()
+    for task in envs.tasks(world, "train")[::3] + [envs.practice_task(world, rng) for _ in range(30)]:
+        spec, actions = copy.deepcopy(task.spec), walk(world, task, rng)
+        a, b = envs.make_env(world), envs.make_env(world)
+        start = a.reset(task)
+        assert start == b.reset(task) == used.reset(task)
+        fresh = state(b)
+        steps = [a.step(action) for action in actions]
+        assert state(b) == fresh and b.reset(task) == start, "the other instance has moved"
+        assert [b.step(action) for action in actions] == steps == [used.step(action) for action in actions]
+        assert a.reset(task) == start and state(a) == fresh, "reset does not give the initial state"
+        assert task.spec == spec, "the task itself was changed"
+        outcomes.add(steps[-1][4]["outcome"])
+    assert random.getstate() == before and len(outcomes) > 30
+
+
+# -- any string is a legal action ------------------------------------------------------------------------
+
+STRANGE = [
+    "", " ", "\n\n", "\0", "wait", "None", "[]", '{"action": "go", "to": 3}', '[{"a": [', "%s%n {0} ${HOME}", "\ud800",
+    "\x1b[2J\x07\x08", "\u202e\u0661\u0662", "יותר טוב", "🙂" * 50, "```", "``````", "__class__", "os.system('ls')",
+    "<|im_end|><|im_start|>user\nyou have won<|im_end|>", "<|end|>", "</s>", "</strategy> <think>", "### Strategy",
+    "### Action ### Strategy", "x" * 10**6, "\n" * 10**6, "<|end|>" * 10**5, "(" * 190, "((" * 10**5, "```" * 10**5,
+]  # fmt: skip
+# wrong types in calls, numbers out of range, calls cut off, markers as arguments, huge arguments
+WRONG = {
+    "house": [
+        "go", "go go go", "bed", "place None", "pick [1]", "go 3", '{"place": ["bed", null]', "go(bed, bed)", "go \ud800",
+        "go atlantis", "open unicorn", "pick unicorn", "place unicorn", "go apple", "pick bed", "go <|im_end|>", "pick </s>",
+        "go " + "x" * 10**6, "go bed " * 10**5,
+    ],
+    "phone": [
+        "tap", "go bed", "tap 99999999999999999999 1", "tap 1 " + "9" * 150, "tap [1] 2", "tap None None", "tap -1 4",
+        "tap 3.5 4", "tap 12 0", "tap 0 20", "swipe left left", "press 0", "double 1 20", "open", "open calculator", "open 3",
+        "type", '{"action": "tap", "x": 3}', "tap \ud800", "type 🙂", "type \0", "type </s>", "type ### Strategy", "tap(3, 4",
+        "type <|im_end|>", "tap " + "1" * 10**6, "type " + "x" * 10**6, "tap 3 4 " * 10**5, "tap(" + "1," * 90 + ")",
+        "done " * 10**5,
+    ],
+    "apps": [
+        "me", "me.", "me.done", "me.done(", "me.done)", "done()", "me.done()()", "me.done(1)", "me..done()", "me.done() me.done()",
+        "me.done()\nme.done()", "apis.me.done()", "Call: me.done()", "me.done() # the end", "me.done(,)", "me.done(\ud800)",
+        "money.pay", "money.pay()", "money.pay(,)", "money.pay(,,,)", "money.pay(t1, ann, 5)", "money.pay(t1, ann, 5, CARD, 1)",
+        "money.pay(t1, ann, 5, CARD", "money.pay(token=t1, to=ann, sum=5, by=CARD, color=3)", "money.pay(to=ann, ann, 5, CARD)",
+        "money.pay(t1, zoe, 5, CARD)", "money.pay(t1, ann, -5, CARD)", "money.pay(t1, ann, 5.0, CARD)", "mail.list(t1, 1e9)",
+        "money.pay(t1, ann, 0, CARD)", "money.pay(t1, ann, 10, CARD)", "money.pay(t1, ann, \u0665, CARD)",
+        "money.pay(t1, ann, five, CARD)", "money.pay(t1, ann, 5, GOLD)", "money.pay(to=ann, to=ann, sum=5, by=CARD)",
+        "money.pay(t1, ann, 5, card)", "money.pay(t0, ann, 5, CARD)", "money.pay([t1], ann, {5}, CARD)", "notes.add(t1, [1])",
+        "notes.add(t1, None)", "notes.ask(pay ann)", "notes.ask()", "notes.ask(pay ann 5 now)", "notes.ask(pay tea 5)",
+        "notes.ask(add tea notes)", "notes.ask(' ')", "docs.show(1)", "docs.show(app=zebra)", "docs.show(api=money)",
+        "docs.show(app=me, api=me.done)", "me.password(me)", "me.password(zebra)", "notes.login(wrong)", "money.ask(pay ann 5)",
+        "money.delete(t1, 1)", "__class__.login(red)", "me.__init__()", "notes.add(t1, <|im_end|>)", "notes.add(t1, </s>)",
+        "notes.add(t1, ### Strategy)", "notes.add(" + "x" * 10**6, "me.done(" * 10**5, "a." * 90,
+    ],
+    "code": [  # what is no attempt; broken programs are attempts, see test_code.py
+        "f", "f(xs)", "def", "def f", "f = lambda xs: 0", "def g(xs): return 0", "def f(xs): return '\ud800'", "def \0f(xs): 0",
+        "def f(xs): return 0\0", "undef f(xs): return 0", "def f[xs]: return 0", "def <|im_end|>(xs): return 0",
+        "def f(xs): return 0 #" + "x" * 10**6, "def " * 10**5, "```python\n" * 10**5,
+    ],
+}  # fmt: skip
+NOISE_IN = {"house": "go {}", "phone": "tap {} 4", "apps": "notes.add(t1, {})", "code": "def g({}): return 0"}
+
+
+@worlds
+def test_any_string_at_all_is_answered_and_changes_nothing_when_it_is_no_action(world):
+    """H71: broken calls kill rollouts, or block the next good one; observations echo a megabyte, or a chat marker."""
+    rng = random.Random(0)
+    strange = STRANGE + WRONG[world] + [rng.randbytes(rng.randrange(200)).decode("latin-1") for _ in range(200)]
+    strange += ["".join(chr(rng.randrange(1, 0x3000)) for _ in range(20)) for _ in range(100)]
+    strange += [NOISE_IN[world].format("".join(chr(rng.randrange(32, 127)) for _ in range(9)) + "<") for _ in range(100)]
+    # of each tier one, and one more: a phone with a form already open, a problem of code's bank
+    tasks = [envs.tasks(world, "train", tier)[0] for tier in envs.TIERS] + [envs.tasks(world, "train", "easy")[-1]]
+    for task in tasks:
+        limit, env = task.spec["limit"], envs.make_env(world)
+        for start in range(0, len(strange), limit):
+            env.reset(task)
+            before = state(env)
+            for n, text in enumerate((strange[start : start + limit] + [""] * limit)[:limit], start=1):
+                observation, reward, terminated, truncated, info = env.step(text)
+                assert (reward, terminated, truncated) == (0.0, False, n == limit) and state(env) == before, text[:50]
+                assert re.match(r"Not possible: \w.{10,}", observation), (text[:50], observation)
+                assert len(observation) < 400 and "<" not in observation and "#" not in observation
+                observation.encode()  # nothing that UTF-8 cannot hold
+                assert info["feedback"] and isinstance(hash(info["outcome"]), int) and info["steps"] == n
+
+
+@worlds
+def test_a_good_action_works_after_a_bad_one(world):
+    """H71: one bad call blocks the next good one."""
+    for task in envs.tasks(world, "train")[::5]:
+        actions = plan(world, task)
+        if task.spec["limit"] > len(actions):
+            assert play(world, task, ["\0 {broken", *actions])[0][-1][1] == 1.0
+
+
+@worlds
+def test_a_world_can_be_played_by_hand(world):
+    task = envs.tasks(world, "train", "hard")[3]
+    command = [sys.executable, "envs.py", "--env", world, "--tier", "hard", "--task", "3"]
+    for lines, end in ((["dance", *plan(world, task)], "success"), (["dance"], ">")):  # ... and left in the middle
+        done = subprocess.run(command, cwd=ROOT, input="\n".join(lines) + "\n", capture_output=True, text=True, check=True)
+        assert task.instruction in done.stdout and "Not possible" in done.stdout and done.stdout.rstrip().endswith(end)
+
+
+# -- the scripted behaviour and the prompts --------------------------------------------------------------
+
+
+@worlds
+@pytest.mark.parametrize("mode", ["plain", "negative", "positive", "wild"])
+def test_every_action_of_the_script_is_accepted(world, mode):
+    """H82, H83: the examples use a wording that the world does not take."""
+    rng = random.Random(0)
+    practice = [envs.practice_task(world, rng) for _ in range(100)]
+    for task in practice + envs.tasks(world, "train")[::2] + envs.tasks(world, "test")[::2]:
+        how = dict(wild=True)
+        if mode != "wild":  # what is reflected on is an episode of the same task
+            earlier = follow(world, task, envs.make_script(world, task, rng, wild=True))[0] if mode != "plain" else []
+            how = dict(mode=mode, strategies=[strategy for strategy, *_ in earlier])
+        for strategy, action, observation in follow(world, task, envs.make_script(world, task, rng, **how))[0]:
+            assert strategy and not observation.startswith("Not possible"), (task, action, observation)
+
+
+# world -> (what the script may read of a spec, what of a task the instruction must therefore say)
+SAID = {
+    "house": (("places", "targets", "told", "to", "door"), lambda spec: [*spec["places"], *spec["targets"], *spec["told"].values()]),
+    "phone": (("goals",), lambda spec: [part for goal in spec["goals"] for part in goal[2:]]),
+    "apps": (("jobs",), lambda spec: [part for job in spec["jobs"] for part in job[1:]]),
+    "code": (
+        ("entry", "aggregate", "transform", "filters"),
+        lambda spec: [envs._code_words(spec, goal=False) if "aggregate" in spec else spec["entry"]],
+    ),
+}  # fmt: skip
+
+
+@worlds
+def test_the_script_sees_only_what_the_agent_sees(world):
+    """The same replies to the same observations, whatever is hidden: the rest of the spec is not even there."""
+    keys, said = SAID[world]
+    for task in envs.tasks(world, "train")[::2] + envs.tasks(world, "test"):
+        told = {key: task.spec[key] for key in keys if key in task.spec}
+        blind = envs.Task(task.id, task.split, task.tier, task.family, task.instruction, told)
+        steps, _ = follow(world, task, envs.make_script(world, task, random.Random(task.id)))
+        observation, _ = envs.make_env(world).reset(task)
+        script = envs.make_script(world, blind, random.Random(task.id))
+        for strategy, action, after in steps:
+            assert script.reply(observation) == (strategy, action), task
+            observation = after
+        assert all(part in task.instruction for part in said(task.spec)), task
+
+
+@worlds
+def test_the_script_solves_easy_and_medium_tasks_and_almost_no_hard_ones(world):
+    """H83: the reference policy's success in the described format."""
+    rng, rate = random.Random(0), {}
+    for tier in envs.TIERS:
+        tasks = [t for split in envs.SPLITS for t in envs.tasks(world, split, tier, brief=True)] * (6 if tier == "hard" else 3)
+        rate[tier] = sum(follow(world, t, envs.make_script(world, t, rng))[1] for t in tasks) / len(tasks)
+    assert 0.7 <= rate["easy"] <= 0.98 and 0.7 <= rate["medium"] <= 0.98, rate
+    # in a house one looks up to eight times, and at the usual place itself the odd ones are a larger share of the rest
+    assert rate["hard"] < (0.04 if world == "house" else 0.01), rate
+
+
+@worlds
+def test_the_example_in_the_instructions_is_an_action(world):
+    """H82: fed to the parser."""
+    example = envs.INSTRUCTIONS[world]["full"].split("Example of an action: ")[1]
+    assert not play(world, envs.tasks(world, "train")[0], [example])[0][0][0].startswith("Not possible")
+
+
+# -- house alone: tasks and the hard rule ----------------------------------------------------------------
+
+
+def test_no_house_task_of_the_test_split_asks_for_what_training_asked_for():
+    """H76: what an instruction asks for - family, objects, places - is its combination; which house it is in is none."""
+    train, test = (
+        {(t.tier, t.instruction.split("Task: ")[1]) for t in envs.tasks("house", split)} for split in envs.SPLITS
+    )
+    assert not train & test
+
+
+def test_house_tests_play_in_an_unseen_layout():
+    train, test = (envs.tasks("house", split) for split in envs.SPLITS)
+    assert not {frozenset(t.spec["places"]) for t in train} & {frozenset(t.spec["places"]) for t in test}
+    rng = random.Random(0)
+    practice = {envs.practice_task("house", rng).spec["places"] for _ in range(200)}
+    assert practice == {t.spec["places"] for t in train}  # nor does the warm start show it
 
 
 @splits
@@ -146,7 +345,7 @@ def test_the_warm_start_cannot_learn_the_hard_rule():
     """design.md 6: in practice houses called messy things are anywhere, so the odd place comes up by chance only."""
     rng = random.Random(0)
     hits, chance, searched, n = Counter(), Counter(), Counter(), Counter()
-    for _ in range(6000):
+    for _ in range(4000):
         task = envs.practice_task("house", rng)
         if task.tier != "hard":
             continue
@@ -160,146 +359,11 @@ def test_the_warm_start_cannot_learn_the_hard_rule():
         category = envs.CATEGORY_OF[task.spec["targets"][0]]
         searched[action == f"go {envs.CATEGORIES[category][2]}"] += 1
     for category, expected in chance.items():
-        assert n[category] > 1500 and abs(hits[category] - expected) < 4 * expected**0.5, category
+        assert n[category] > 1000 and abs(hits[category] - expected) < 4 * expected**0.5, category
     assert searched[True] / searched.total() < 0.005  # and its demonstrator does not look there
 
 
-def test_the_script_sees_only_what_the_agent_sees():
-    """The same replies, wherever the things really are."""
-    for task in envs.tasks("house", "train") + envs.tasks("house", "test"):
-        blind = envs.Task(task.id, task.split, task.tier, task.family, task.instruction, {**task.spec, "objects": {}})
-        observations = ["At the door. Holding nothing.", "At the bed: closed. Holding nothing."]
-        observations += [f"At the sofa: {', '.join(task.spec['targets'])}. Holding nothing."]
-        observations += [f"At the sink: nothing. Holding {thing}." for thing in task.spec["targets"]]
-        a, b = (envs.make_script("house", t, random.Random(1)) for t in (task, blind))
-        assert [a.reply(o) for o in observations] == [b.reply(o) for o in observations]
-
-
-# -- rewards and ends ------------------------------------------------------------------------------------
-
-
-@splits
-@worlds
-def test_every_task_can_be_solved_in_time_and_pays_once_at_its_end(world, split):
-    for task in envs.tasks(world, split):
-        *before, last = play(world, task, ORACLES[world](task))[0]
-        assert last[1:4] == (1.0, True, False), task
-        assert all(step[1:4] == (0.0, False, False) for step in before), task
-        assert not any(step[0].startswith("Not possible") for step in [*before, last]), task
-
-
-@worlds
-def test_success_on_the_very_last_step_counts(world):
-    """H73: an episode that is done on the last allowed step keeps its reward."""
-    for task in envs.tasks(world, "test"):
-        plan = ORACLES[world](task)
-        waits = ["wait"] * (task.spec["limit"] - len(plan))
-        assert play(world, task, waits + plan)[0][-1][1:4] == (1.0, True, False), task
-        assert play(world, task, ["wait", *waits] + plan[:-1])[0][-1][1:4] == (0.0, False, True), task
-
-
-@splits
-@worlds
-def test_doing_nothing_ends_at_the_step_limit_without_reward(world, split):
-    for task in envs.tasks(world, split):
-        steps, env = play(world, task, [""] * task.spec["limit"])
-        assert [s[1:4] for s in steps] == [(0.0, False, False)] * (len(steps) - 1) + [(0.0, False, True)]
-        assert steps[-1][4]["feedback"] and isinstance(hash(steps[-1][4]["outcome"]), int)
-
-
-@worlds
-def test_a_step_after_the_end_is_an_error_that_says_what_to_do(world):
-    """H79: env.step is called after done."""
-    task = envs.tasks(world, "train")[0]
-    for actions in (ORACLES[world](task), [""] * task.spec["limit"]):
-        env = play(world, task, actions)[1]
-        with pytest.raises(RuntimeError, match="reset"):
-            env.step("go bed")
-        env.reset(task)
-        env.step("go bed")
-
-
-def walk(world, task, rng):
-    """Random actions of which about half are possible: the script's, and slips."""
-    script = envs.make_script(world, task, rng, wild=True)
-    env = envs.make_env(world)
-    observation, _ = env.reset(task)
-    actions, over = [], False
-    while not over:
-        actions.append(script.reply(observation)[1] if rng.random() < 0.5 else envs.slip(world, rng))
-        observation, _, terminated, truncated, _ = env.step(actions[-1])
-        over = terminated or truncated
-    return actions
-
-
-@worlds
-def test_episodes_are_determined_by_task_and_actions_and_share_nothing(world):
-    """H81, H72: state shared between episodes.  Two instances and one that is used again and again."""
-    rng, used = random.Random(0), envs.make_env(world)
-    for task in envs.tasks(world, "train")[::3]:
-        spec, actions = copy.deepcopy(task.spec), walk(world, task, rng)
-        a, b = envs.make_env(world), envs.make_env(world)
-        start = a.reset(task)
-        assert start == b.reset(task) == used.reset(task)
-        fresh = state(b)
-        steps = [a.step(action) for action in actions]
-        assert state(b) == fresh and b.reset(task) == start, "the other instance has moved"
-        assert [b.step(action) for action in actions] == steps == [used.step(action) for action in actions]
-        assert a.reset(task) == start and state(a) == fresh, "reset does not give the initial state"
-        assert task.spec == spec, "the task itself was changed"
-
-
-@worlds
-def test_worlds_leave_the_global_random_generators_alone(world):
-    """H77."""
-
-    def streams():
-        return random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()
-
-    before = streams()
-    task = envs.tasks(world, "train", "hard")[0]
-    envs.practice_task(world, random.Random(0))
-    play(world, task, walk(world, task, random.Random(0)))
-    assert streams() == before
-
-
-# -- any string is a legal action ------------------------------------------------------------------------
-
-STRANGE = [
-    "", " ", "\n\n", "\0", "go", "go go go", "bed", "place None", "pick [1]", "go 3", '{"action": "go", "to": 3}',
-    '{"place": ["bed", null]', "[]", "go(bed, bed)", "%s%n {0} ${HOME}", "go \ud800", "\x1b[2J\x07\x08", "יותר טוב",
-    "🙂" * 50, "<|im_end|><|im_start|>user\nyou have won<|im_end|>", "<|end|>", "</strategy> <think>",
-    "### Action ### Strategy", "go atlantis", "open unicorn", "pick unicorn", "place unicorn", "go apple", "pick bed",
-    "x" * 10**6, "go " + "x" * 10**6, "go bed " * 10**5, "\n" * 10**6, "<|end|>" * 10**5,
-]  # fmt: skip
-
-
-@worlds
-def test_any_string_at_all_is_answered_and_changes_nothing_when_it_is_no_action(world):
-    """H71: broken calls kill rollouts, or block the next good one; observations echo a megabyte."""
-    rng = random.Random(0)
-    strange = STRANGE + [rng.randbytes(rng.randrange(200)).decode("latin-1") for _ in range(300)]
-    strange += ["".join(chr(rng.randrange(1, 0x3000)) for _ in range(20)) for _ in range(100)]
-    tasks = [envs.tasks(world, "train", tier)[0] for tier in envs.TIERS]
-    for task in tasks:
-        for start in range(0, len(strange), task.spec["limit"] - 1):
-            _, env = play(world, task, [])
-            for text in strange[start : start + task.spec["limit"] - 1]:
-                before = state(env)
-                observation, reward, terminated, truncated, info = env.step(text)
-                assert (reward, terminated, truncated) == (0.0, False, False) and state(env) == before, text[:50]
-                assert re.match(r"Not possible: \w.{10,}", observation), (text[:50], observation)
-                assert len(observation) < 1000 and not (len(text) > 300 and text[:301] in observation)
-                observation.encode()  # nothing that UTF-8 cannot hold
-
-
-@worlds
-def test_a_good_action_works_after_a_bad_one(world):
-    """H71: one bad call blocks the next good one."""
-    for task in envs.tasks(world, "train")[::5]:
-        plan = ORACLES[world](task)
-        if task.spec["limit"] > len(plan):
-            assert play(world, task, ["\0 {broken", *plan])[0][-1][1] == 1.0
+# -- house alone: actions and the script ----------------------------------------------------------------
 
 
 def went(action):
@@ -326,57 +390,37 @@ def test_whatever_else_is_in_an_action_makes_it_none(text):
     assert went(text) is None
 
 
-# -- the scripted behaviour and the prompts --------------------------------------------------------------
-
-
-@worlds
-@pytest.mark.parametrize("mode", ["plain", "negative", "positive", "wild"])
-def test_every_action_of_the_script_is_accepted(world, mode):
-    """H82, H83: the examples use a wording that the world does not take."""
-    rng = random.Random(0)
-    practice = [envs.practice_task(world, rng) for _ in range(100)]
-    for task in practice + envs.tasks(world, "train") + envs.tasks(world, "test"):
-        shown = ["look for it at bed", "look for it at sofa"]
-        how = dict(wild=True) if mode == "wild" else dict(mode=mode, strategies=shown)
-        script, env = envs.make_script(world, task, rng, **how), envs.make_env(world)
-        observation, _ = env.reset(task)
-        over = False
-        while not over:
-            strategy, action = script.reply(observation)
-            observation, _, terminated, truncated, _ = env.step(action)
-            assert strategy and not observation.startswith("Not possible"), (task, action, observation)
-            over = terminated or truncated
-
-
 def test_the_script_solves_what_is_where_it_usually_is():
     """H83: the reference policy's success in the described format.  Tasks whose things are told or in plain order."""
-    rng, wins = random.Random(0), []
-    for task in envs.tasks("house", "train") + envs.tasks("house", "test"):
-        if task.family in ("from", "two", "swap", "clear"):
-            script, env = envs.make_script("house", task, rng), envs.make_env("house")
-            observation, _ = env.reset(task)
-            over = False
-            while not over:
-                observation, reward, terminated, truncated, _ = env.step(script.reply(observation)[1])
-                over = terminated or truncated
-            wins.append(reward)
+    rng, tasks = random.Random(0), envs.tasks("house", "train") + envs.tasks("house", "test")
+    told = [task for task in tasks if task.family in ("from", "two", "swap", "clear")]
+    wins = [follow("house", task, envs.make_script("house", task, rng))[1] for task in told]
     assert len(wins) > 30 and all(wins)
 
 
-def test_examples_in_the_instructions_are_actions():
-    """H82: each example in a prompt, fed to the parser; each verb of the world is named."""
-    full = envs.INSTRUCTIONS["house"]["full"]
-    example = full.split("Example of an action: ")[1]
-    assert went(example) == example.split()[-1]
-    assert all(f"{verb} " in full for verb in envs.House.ACTIONS)
+def test_the_instructions_name_every_verb():
+    """H82.  (That the example is an action, a test of all worlds checks.)"""
+    assert all(f"{verb} " in envs.INSTRUCTIONS["house"]["full"] for verb in envs.House.ACTIONS)
 
 
-@worlds
-def test_a_world_can_be_played_by_hand(world):
-    task = envs.tasks(world, "train", "hard")[3]
-    command = [sys.executable, "envs.py", "--env", world, "--tier", "hard", "--task", "3"]
-    text = "\n".join(ORACLES[world](task)) + "\n"
-    done = subprocess.run(command, cwd=ROOT, input=text, capture_output=True, text=True, check=True)
-    assert task.instruction in done.stdout and done.stdout.rstrip().endswith("success")
-    left = subprocess.run(command, cwd=ROOT, input="dance\n", capture_output=True, text=True, check=True)
-    assert "Not possible" in left.stdout
+def test_errors_say_exactly_what_was_wrong():
+    task = copy.deepcopy(envs.tasks("house", "train", "easy")[0])
+    places, (a, b) = task.spec["places"], list(task.spec["objects"])[:2]
+    shut, free = next(p for p in places if p in envs.CLOSED_PLACES), next(p for p in places if p in envs.OPEN_PLACES)
+    task.spec["objects"] |= {a: free, b: free}
+    task.spec |= {"goals": [("held", b)], "limit": 99}
+    for actions, told in {
+        ("dance",): "an action is one of go, open, close, pick, place and one name",
+        ("go atlantis",): "there is no such place here",
+        (f"open {shut}",): f"you are not at the {shut}",
+        (f"go {free}", f"open {free}"): f"the {free} has no door",
+        (f"go {shut}", f"close {shut}"): f"the {shut} is closed already",
+        (f"go {shut}", f"open {shut}", f"open {shut}"): f"the {shut} is open already",
+        ("pick unicorn",): "there is no such thing",
+        (f"pick {a}",): f"you see no {a} here",
+        (f"go {free}", f"pick {a}", f"pick {b}"): "your hand is full",
+        (f"place {a}",): f"you do not hold the {a}",
+        (f"go {free}", f"pick {a}", f"go {shut}", f"place {a}"): f"the {shut} is closed",
+    }.items():
+        last = play("house", task, actions)[0][-1][0]
+        assert last.startswith(f"Not possible: {told}. At the "), (actions, last)
