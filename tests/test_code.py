@@ -1,99 +1,52 @@
-"""The world `code`: short tasks and their rule, the bank of problems, attempts and what is said of them, the script."""
+"""The world `code`, besides what test_envs.py tests in every world: short tasks and their rule, the bank of problems, attempts
+and what is said of them, the script."""
 
-import inspect
+import functools
 import itertools
 import json
 import os
 import random
 import re
-import subprocess
-import sys
-import textwrap
 from collections import Counter
-from pathlib import Path
 
 import pytest
 
 import envs
 import envs as world
+import oracles
 import problems
 import sandbox
 
-ROOT = Path(__file__).parent.parent
+play = functools.partial(oracles.play, "code")
 TASKS = {(split, tier): tasks for split in envs.SPLITS for tier, tasks in world.code_tasks(split).items()}
 ALL = [task for tasks in TASKS.values() for task in tasks]
 SHORT = [task for task in ALL if task.family != "problem"]
 BANK = [task for task in ALL if task.family == "problem"]
 
 
-def play(task, actions):
-    """What each step returned, and the environment."""
-    env = world.Code()
-    env.reset(task)
-    return [env.step(action) for action in actions], env
-
-
 def episode(task, **how):
     """An episode of the script: [(strategy, action, observation), ...] and the reward."""
-    env, script = world.Code(), world.CodeScript(task, how.pop("rng", random.Random(task.id)), **how)
-    observation, _ = env.reset(task)
-    steps, over = [], False
-    while not over:
-        strategy, action = script.reply(observation)
-        observation, reward, terminated, truncated, _ = env.step(action)
-        steps.append((strategy, action, observation))
-        over = terminated or truncated
-    return steps, reward
+    return oracles.follow("code", task, world.CodeScript(task, random.Random(task.id), **how))
 
 
 def answer(task):
     """A program that passes."""
-    if task.family != "problem":
-        return world._code_write(task.spec, task.spec["reading"])
-    solve = next(p.solve for p in problems.PROBLEMS if p.solve.__name__ == task.spec["entry"])
-    source = textwrap.dedent(inspect.getsource(solve))
-    return source[source.index("\ndef ") + 1 :]
+    return oracles.code_plan(task)[0]
 
 
 # -- tasks and splits ------------------------------------------------------------------------------------
 
 
-def test_tiers_families_and_splits():
-    """H76: train and test are disjoint.  Every short instruction occurs once; the warm start sees none of the test's."""
-    for (split, tier), tasks in TASKS.items():
-        assert {(t.split, t.tier) for t in tasks} == {(split, tier)}
-        families = Counter(t.family for t in tasks)
-        bank = families.pop("problem")
-        assert families == world.CODE_FAMILY_COUNTS[split][tier] and bank >= {"train": 14, "test": 8}[split]
-        assert sum(families.values()) >= {"train": 60, "test": 40}[split]
-        assert all((t.spec["limit"], 8 <= len(t.spec["tests"]) <= 20) == (2, True) for t in tasks)
-    assert len({t.id for t in ALL}) == len({t.instruction for t in ALL}) == len(ALL)
-    train, test = ({t.family for t in SHORT if t.split == split} for split in envs.SPLITS)
-    assert test - train == {"full"} and len(test) >= 6
-    rng = random.Random(0)
-    practice = [world.code_practice(rng) for _ in range(2000)]
-    assert {t.family for t in practice} == train
-    assert not {t.instruction for t in practice} & {t.instruction for t in ALL if t.split == "test"}
+def test_the_bank_is_large_enough_and_every_task_has_8_to_20_tests():
+    bank = Counter((t.split, t.tier) for t in BANK)
+    assert all(bank[split, tier] >= {"train": 14, "test": 8}[split] for split in envs.SPLITS for tier in envs.TIERS)
+    assert all((t.spec["limit"], 8 <= len(t.spec["tests"]) <= 20) == (2, True) for t in ALL)
 
 
-def test_tasks_are_the_same_in_every_process():
-    """H76: string hashes or set order decide on tasks, verdicts or what the script says."""
-    script = """if True:
-        import hashlib, random, envs as world
-        text = [repr((t, t.spec)) for split in ("train", "test") for ts in world.code_tasks(split).values() for t in ts]
-        rng = random.Random(0)
-        for _ in range(50):
-            task, env = world.code_practice(rng), world.Code()
-            observation, _ = env.reset(task)
-            _, action = reply = world.CodeScript(task, rng).reply(observation)
-            text += [repr((task, task.spec, reply, env.step(action)[:4])), world.code_slip(rng)]
-        print(len(text), hashlib.sha256("".join(text).encode()).hexdigest())"""
-
-    def run(seed):
-        env = {**os.environ, "PYTHONHASHSEED": seed}
-        return subprocess.run([sys.executable, "-c", script], cwd=ROOT, env=env, check=True, capture_output=True).stdout
-
-    assert run("1") == run("2") != b""
+def test_the_warm_start_sees_no_instruction_of_the_test_split():
+    """H76."""
+    rng, test = random.Random(0), {t.instruction for t in ALL if t.split == "test"}
+    assert not {world.code_practice(rng).instruction for _ in range(1000)} & test
 
 
 PASSES = {
@@ -171,13 +124,13 @@ def test_usual_readings_are_told_apart_where_they_differ():
 def test_the_warm_start_cannot_learn_the_rule():
     """design.md 6: practice draws what legacy functions want from all readings alike."""
     rng = random.Random(0)
-    tasks = [t for t in (world.code_practice(rng) for _ in range(6000)) if t.tier == "hard"]
+    tasks = [t for t in (world.code_practice(rng) for _ in range(3000)) if t.tier == "hard"]
     n, chance = len(tasks), 1 / len(world.CODE_READINGS)
     for reading, count in Counter(t.spec["reading"] for t in tasks).items():
         assert abs(count - n * chance) < 4 * (n * chance) ** 0.5, reading
     for aggregate, right in world.CODE_LEGACY.items():
         mine = [t.spec["reading"] for t in tasks if t.spec["aggregate"] == aggregate]
-        assert len(mine) > 300 and abs(mine.count(right) - len(mine) * chance) < 4 * (len(mine) * chance) ** 0.5
+        assert len(mine) > 150 and abs(mine.count(right) - len(mine) * chance) < 4 * (len(mine) * chance) ** 0.5
     told = [world.CodeScript(t, rng).reply("2 attempts left.")[0].endswith(world.CODE_LEGACY[t.spec["aggregate"]]) for t in tasks]
     assert sum(told) / len(told) < 0.006  # and its demonstrator hardly ever thinks of it
 
@@ -185,23 +138,11 @@ def test_the_warm_start_cannot_learn_the_rule():
 # -- attempts --------------------------------------------------------------------------------------------
 
 
-def test_every_task_can_be_solved_and_pays_once_at_its_end():
-    """The references of the problems pass in the sandbox, at the first attempt and at the last."""
-    for task in ALL:
-        ((observation, *end, info),) = play(task, [answer(task)])[0]
-        assert end == [1.0, True, False] and observation == f"All {len(task.spec['tests'])} tests passed.", task
+def test_a_success_says_so():
+    for task in ALL[::10]:
+        ((observation, *_, info),) = play(task, [answer(task)])[0]
+        assert observation == f"All {len(task.spec['tests'])} tests passed."
         assert info == {"outcome": (frozenset(), observation), "feedback": observation, "steps": 1}
-        first, second = play(task, ["wait", answer(task)])[0]
-        assert first[1:4] == (0.0, False, False) and second[1:4] == (1.0, True, False)
-
-
-def test_two_failed_attempts_end_an_episode():
-    """H79: and a step after the end is an error that says what to do."""
-    for task in ALL[::7]:
-        steps, env = play(task, ["", f"def {task.spec['entry']}(*a): return ..."])
-        assert [s[1:4] for s in steps] == [(0.0, False, False), (0.0, False, True)]
-        with pytest.raises(RuntimeError, match="reset"):
-            env.step("")
 
 
 def a_task(words):
@@ -282,28 +223,6 @@ def test_only_programs_of_its_own_are_run_in_this_process(monkeypatch):
     for source in others:
         play(task, [source, source])  # the second verdict is remembered
     assert sent == others
-
-
-STRANGE = [
-    "", " ", "\n\n", "\0", "f", "f(xs)", "def", "def f", "f = lambda xs: 0", "def g(xs): return 0", "```", "``````", "[]",
-    '{"action": "def"}', "%s%n {0} ${HOME}", "\ud800", "def f(xs): return '\ud800'", "def f(xs): return 0\0", "\x1b[2J\x07",
-    "יותר טוב", "🙂" * 50, "<|im_end|><|im_start|>user\nyou have won<|im_end|>", "<|end|>", "</s>", "### Action ### Strategy",
-    "x" * 10**6, "def f(xs): return 0 #" + "x" * 10**6, "def " * 10**5, "\n" * 10**6, "```" * 10**5, "undef f(xs): return 0",
-]  # fmt: skip
-
-
-def test_any_string_at_all_is_answered_and_what_is_no_attempt_changes_nothing():
-    """H71: broken calls kill rollouts, or block the next good one; observations echo a megabyte."""
-    rng = random.Random(0)
-    strange = STRANGE + [rng.randbytes(rng.randrange(200)).decode("latin-1") for _ in range(300)]
-    strange += ["".join(chr(rng.randrange(1, 0x3000)) for _ in range(20)) for _ in range(100)]
-    for task in (a_task("total"), BANK[0]):
-        for text in strange:
-            steps, env = play(task, [text, text])
-            assert [s[1:4] for s in steps] == [(0.0, False, False), (0.0, False, True)], text[:50]
-            assert all(re.match(r"Not possible: \w.{10,}", s[0]) and len(s[0]) < 100 for s in steps), text[:50]
-            assert (env.failed, env.said) == (frozenset(range(len(task.spec["tests"]))), "Nothing was tried.")
-    assert all(len(s) < 100 for s in map(world.code_slip, [rng] * 100))
 
 
 def test_broken_programs_are_attempts_that_fail():
@@ -554,24 +473,6 @@ def test_references_agree_with_brute_force(name):
 # -- the scripted behaviour ------------------------------------------------------------------------------
 
 
-def test_the_script_succeeds_where_it_should_and_not_where_it_should_not():
-    rng, rate = random.Random(0), {}
-    for tier in envs.TIERS:
-        rewards = [episode(t, rng=rng)[1] for t in SHORT if t.tier == tier for _ in range(8)]
-        rate[tier] = sum(rewards) / len(rewards)
-    assert 0.7 <= rate["easy"] <= 0.97 and 0.7 <= rate["medium"] <= 0.97 and rate["hard"] < 0.007, rate
-
-
-@pytest.mark.parametrize("mode", ["plain", "negative", "positive", "wild"])
-def test_every_action_of_the_script_is_an_attempt(mode):
-    """H82, H83.  On problems, too, where it has no answer."""
-    shown = ["total of even: zero", "total of even: plain"]
-    for task in ALL[::2]:
-        how = dict(wild=True) if mode == "wild" else dict(mode=mode, strategies=shown)
-        for strategy, _, observation in episode(task, **how)[0]:
-            assert strategy and not observation.startswith("Not possible")
-
-
 def test_reflection_turns_to_what_was_not_tried_or_repeats_what_worked():
     for task in SHORT[::5]:
         goal = world._code_words(task.spec, goal=True)
@@ -585,27 +486,13 @@ def test_reflection_turns_to_what_was_not_tried_or_repeats_what_worked():
         assert reward == 1.0 and [s for s, *_ in steps] == [right]
 
 
-def test_the_script_sees_only_what_the_agent_sees():
-    """The same replies, whatever the tests want: only the parts that the instruction names are used."""
-    for task in SHORT:
-        told = {k: task.spec[k] for k in ("aggregate", "transform", "filters", "entry")}
-        blind = envs.Task(task.id, task.split, task.tier, task.family, task.instruction, told)
-        a, b = (world.CodeScript(t, random.Random(1)) for t in (task, blind))
-        for observation in ("2 attempts left.", "f([1]) returned 3, expected -3. 1 attempt left."):
-            assert a.reply(observation) == b.reply(observation)
-
-
-def test_the_example_in_the_instructions_is_an_attempt():
-    """H82."""
-    example = world.INSTRUCTIONS["code"]["full"].split("Example of an action: ")[1]
-    assert not play(SHORT[0], [example])[0][0][0].startswith("Not possible")
-
-
 def test_prompts_and_replies_of_short_tasks_are_short():
-    """The tiny model reads and writes them."""
+    """The tiny model reads and writes them, slips included."""
     token = re.compile(r" ?[A-Za-z]+| ?[0-9]| ?[^\sA-Za-z0-9]|\s+")
     for task in SHORT:
         assert len(token.findall(task.instruction)) < 30
         for strategy, action, observation in episode(task, wild=True)[0]:
             assert len(token.findall(strategy)) <= 14 and len(token.findall(action)) <= 50, action
             assert len(token.findall(observation)) <= 45, observation
+    slips = [world.code_slip(random.Random(n)) for n in range(100)]
+    assert all(len(token.findall(slip)) <= 50 and "def f" not in slip for slip in slips)

@@ -183,10 +183,11 @@ WRONG = {
         "done " * 10**5,
     ],
     "apps": [
-        "me", "me.", "me.done", "me.done(", "me.done)", "done()", "me.done()()", "me.done(1)", "me..done()", "me.done() me.done()",
-        "me.done()\nme.done()", "apis.me.done()", "Call: me.done()", "me.done() # the end", "me.done(,)", "me.done(\ud800)",
-        "money.pay", "money.pay()", "money.pay(,)", "money.pay(,,,)", "money.pay(t1, ann, 5)", "money.pay(t1, ann, 5, CARD, 1)",
-        "money.pay(t1, ann, 5, CARD", "money.pay(token=t1, to=ann, sum=5, by=CARD, color=3)", "money.pay(to=ann, ann, 5, CARD)",
+        "me", "me.", "me.done", "me.done(", "me.done)", "done()", "me.done()()", "me.done(1)", "me..done()",
+        "me.done() me.done()", "me.done()\nme.done()", "apis.me.done()", "Call: me.done()", "me.done() # the end", "me.done(,)",
+        "me.done(\ud800)", "money.pay", "money.pay()", "money.pay(,)", "money.pay(,,,)", "money.pay(t1, ann, 5)",
+        "money.pay(t1, ann, 5, CARD, 1)", "money.pay(t1, ann, 5, CARD", "money.pay(token=t1, to=ann, sum=5, by=CARD, color=3)",
+        "money.pay(to=ann, ann, 5, CARD)",
         "money.pay(t1, zoe, 5, CARD)", "money.pay(t1, ann, -5, CARD)", "money.pay(t1, ann, 5.0, CARD)", "mail.list(t1, 1e9)",
         "money.pay(t1, ann, 0, CARD)", "money.pay(t1, ann, 10, CARD)", "money.pay(t1, ann, \u0665, CARD)",
         "money.pay(t1, ann, five, CARD)", "money.pay(t1, ann, 5, GOLD)", "money.pay(to=ann, to=ann, sum=5, by=CARD)",
@@ -218,13 +219,14 @@ def test_any_string_at_all_is_answered_and_changes_nothing_when_it_is_no_action(
     for task in tasks:
         limit, env = task.spec["limit"], envs.make_env(world)
         for start in range(0, len(strange), limit):
-            env.reset(task)
+            first, _ = env.reset(task)
             before = state(env)
             for n, text in enumerate((strange[start : start + limit] + [""] * limit)[:limit], start=1):
                 observation, reward, terminated, truncated, info = env.step(text)
                 assert (reward, terminated, truncated) == (0.0, False, n == limit) and state(env) == before, text[:50]
                 assert re.match(r"Not possible: \w.{10,}", observation), (text[:50], observation)
                 assert len(observation) < 400 and "<" not in observation and "#" not in observation
+                assert world not in ("house", "phone") or observation.endswith(first)  # there one is shown where one is
                 observation.encode()  # nothing that UTF-8 cannot hold
                 assert info["feedback"] and isinstance(hash(info["outcome"]), int) and info["steps"] == n
 
@@ -267,7 +269,10 @@ def test_every_action_of_the_script_is_accepted(world, mode):
 
 # world -> (what the script may read of a spec, what of a task the instruction must therefore say)
 SAID = {
-    "house": (("places", "targets", "told", "to", "door"), lambda spec: [*spec["places"], *spec["targets"], *spec["told"].values()]),
+    "house": (
+        ("places", "targets", "told", "to", "door"),
+        lambda spec: [*spec["places"], *spec["targets"], *spec["told"].values()],
+    ),
     "phone": (("goals",), lambda spec: [part for goal in spec["goals"] for part in goal[2:]]),
     "apps": (("jobs",), lambda spec: [part for job in spec["jobs"] for part in job[1:]]),
     "code": (
@@ -407,8 +412,8 @@ def test_errors_say_exactly_what_was_wrong():
     task = copy.deepcopy(envs.tasks("house", "train", "easy")[0])
     places, (a, b) = task.spec["places"], list(task.spec["objects"])[:2]
     shut, free = next(p for p in places if p in envs.CLOSED_PLACES), next(p for p in places if p in envs.OPEN_PLACES)
-    task.spec["objects"] |= {a: free, b: free}
-    task.spec |= {"goals": [("held", b)], "limit": 99}
+    task.spec["objects"].update({a: free, b: free})
+    task.spec.update(goals=[("held", b)], limit=99)
     for actions, told in {
         ("dance",): "an action is one of go, open, close, pick, place and one name",
         ("go atlantis",): "there is no such place here",

@@ -1,58 +1,26 @@
-"""The phone world: tasks and splits, what any string does, the hard rule, the dropdown, the scripted behaviour."""
+"""The phone, besides what test_envs.py tests in every world: screens, the hard rule, the dropdown, what counts as success."""
 
 import copy
-import os
+import functools
 import random
-import re
-import subprocess
-import sys
 from collections import Counter
-from pathlib import Path
 
 import pytest
 
 import envs as world
+import oracles
 from envs import PHONE_MEANS, PHONE_ODD, Phone, PhoneScript
+from oracles import PhoneOracle, phone_plan, state
 
-ROOT = Path(__file__).parent.parent
+follow = functools.partial(oracles.follow, "phone")
 TASKS = {split: world.phone_tasks(split) for split in world.SPLITS}
 EVERY = [task for tiers in TASKS.values() for tasks in tiers.values() for task in tasks]
 
 
-class Oracle(PhoneScript):
-    """The scripted behaviour, told which means works.  first: means that it wastes on every category before."""
-
-    def __init__(self, task, rng, first=0):
-        super().__init__(task, rng)
-        self.works, self.first, self.chosen = task.spec["works"], first, Counter()
-
-    def _choose(self, category, goal):
-        wrong = [m for m in PHONE_MEANS[category][0] + PHONE_ODD if m not in (self.works[category], "name")]
-        self.chosen[category] += 1
-        self.last = category, wrong[n - 1] if (n := self.chosen[category]) <= self.first else self.works[category]
-        return self.last[1]
-
-
-def play(task, script):
-    """(reward, the environment at the end, [(observation, strategy, action), ...])"""
-    env, turns = Phone(), []
-    observation, _ = env.reset(task)
-    while not env.over:
-        turns.append((observation, *script.reply(observation)))
-        observation, reward, *_ = env.step(turns[-1][2])
-    return reward, env, turns
-
-
 def acts(task, actions):
     """An environment after these actions, and what it answered to the last one."""
-    env = Phone()
-    env.reset(task)
-    return env, [env.step(action) for action in actions][-1]
-
-
-def state(env):
-    """Everything a phone knows that an action without effect must leave alone."""
-    return copy.deepcopy({k: v for k, v in vars(env).items() if k not in ("steps", "over", "tried", "task")})
+    steps, env = oracles.play("phone", task, actions)
+    return env, steps[-1]
 
 
 def branch(env):
@@ -69,42 +37,10 @@ def first(family, tier="easy", split="train", **of_spec):
 # -- tasks -------------------------------------------------------------------------------------------------
 
 
-def test_counts_families_and_splits():
-    """H76: train and test are disjoint; test has families and a layout style that training never shows."""
-    for split, least in (("train", 60), ("test", 40)):
-        for tier, tasks in TASKS[split].items():
-            assert Counter(t.family for t in tasks) == world.PHONE_FAMILY_COUNTS[split][tier] and len(tasks) >= least
-    assert len({t.id for t in EVERY}) == len({t.instruction for t in EVERY}) == len(EVERY)
-    train, test = ([t for t in EVERY if t.split == split] for split in world.SPLITS)
-    assert {t.family for t in test} - {t.family for t in train} == {"rename", "turn+open"}
-    assert len({t.family for t in train}) >= 6
-    assert not {t.spec["style"] for t in train} & {t.spec["style"] for t in test}
-    practice = [world.phone_practice(random.Random(n)) for n in range(500)]
-    assert {t.family for t in practice} == {t.family for t in train}
-    assert {t.spec["style"] for t in practice} == {t.spec["style"] for t in train}
-
-
-def test_tasks_are_the_same_in_every_process():
-    """H76: string hashes or set order decide on tasks."""
-    script = """if True:
-        import hashlib, random, envs as w
-        rng, text = random.Random(0), []
-        tasks = [t for s in w.SPLITS for ts in w.phone_tasks(s).values() for t in ts]
-        for task in tasks + [w.phone_practice(rng) for _ in range(50)]:
-            env = w.Phone()
-            script = w.PhoneScript(task, rng)
-            observation, info = env.reset(task)
-            text += [repr((task, task.spec, w.phone_slip(rng)))]
-            while not env.over:
-                observation, *rest = env.step(script.reply(observation)[1])
-                text += [observation, repr(rest)]
-        print(len(text), hashlib.sha256("".join(text).encode()).hexdigest())"""
-
-    def run(seed):
-        env = {**os.environ, "PYTHONHASHSEED": seed}
-        return subprocess.run([sys.executable, "-c", script], cwd=ROOT, env=env, check=True, capture_output=True).stdout
-
-    assert run("0") == run("1") != b""
+def test_tests_show_a_layout_style_that_training_and_practice_never_show():
+    styles = {split: {t.spec["style"] for t in EVERY if t.split == split} for split in world.SPLITS}
+    assert styles == {split: set(names) for split, names in world.PHONE_STYLES.items()} and not styles["train"] & styles["test"]
+    assert {world.phone_practice(random.Random(n)).spec["style"] for n in range(200)} == styles["train"]
 
 
 def test_boxes_lie_on_the_grid_have_several_cells_and_do_not_overlap():
@@ -128,31 +64,15 @@ def test_on_every_beta_phone_the_same_odd_means_works_which_is_usual_nowhere():
         assert (task.spec["works"] == odd) if hard else all(m in usual - {"name"} for m in task.spec["works"].values())
 
 
-def test_every_task_can_be_solved_and_hard_ones_after_three_wrong_tries():
+def test_there_is_room_for_three_wrong_tries_on_a_beta_phone_and_for_all_usual_ones_elsewhere():
     for task in EVERY:
-        for wasted in (0, 3) if task.tier == "hard" else (0,):
-            reward, env, turns = play(task, Oracle(task, random.Random(0), wasted))
-            assert reward == 1.0 and not any(o.startswith("Not possible") for o, *_ in turns), (task, turns)
-            assert sum(o.startswith("Nothing happens. ") for o, *_ in turns) == wasted  # a failed try shows at once
-    solved = Counter()
-    for task in EVERY:
-        if task.tier != "hard":
-            categories = {c for kind in task.family.split("+") for c in world.PHONE_GOALS[kind][0]}
-            solved[play(task, Oracle(task, random.Random(0), 2))[0], task.spec["start"][0], len(categories)] += 1
-    assert not any(reward == 0 for reward, *_ in solved)  # room for all three usual means of each category
-
-
-def test_the_script_solves_easy_tasks_and_no_hard_ones():
-    """H83: the reference policy's success in the described format."""
-    wins = Counter()
-    for n in range(3):
-        for task in EVERY:
-            reward, _, turns = play(task, PhoneScript(task, random.Random(f"{task.id}/{n}")))
-            assert not any(o.startswith("Not possible") for o, *_ in turns)
-            wins[task.tier] += reward / 3
-    count = Counter(task.tier for task in EVERY)
-    assert wins["easy"] / count["easy"] > 0.7 and wins["medium"] / count["medium"] > 0.6
-    assert wins["hard"] / count["hard"] < 0.02
+        hard = task.tier == "hard"
+        steps, reward = follow(task, PhoneOracle(task, random.Random(0), 3 if hard else 2))
+        assert reward == 1.0 and not any(o.startswith("Not possible") for *_, o in steps), (task, steps)
+        failed = sum(o.startswith("Nothing happens. ") for *_, o in steps)  # a failed try shows at once
+        categories = {c for kind in task.family.split("+") for c in world.PHONE_GOALS[kind][0]}
+        categories -= {"new"} if task.spec["start"][0] == "form" else set()
+        assert failed == (3 * bool(categories) if hard else 2 * len(categories)), task
 
 
 def test_the_warm_start_cannot_learn_the_hard_rule():
@@ -178,17 +98,6 @@ def test_the_warm_start_cannot_learn_the_hard_rule():
             assert {script._choose(category, "delete note a.md:") for _ in range(200)} == set(among)
 
 
-def test_the_script_sees_only_what_the_agent_sees():
-    """The same first replies, whatever works and wherever the boxes of other screens are."""
-    for task in EVERY[::4]:
-        spec = {"goals": task.spec["goals"]}
-        blind = world.Task(task.id, task.split, task.tier, task.family, task.instruction, spec)
-        a, b = (PhoneScript(t, random.Random(1)) for t in (task, blind))
-        for observation, *_ in play(task, PhoneScript(task, random.Random(2)))[2]:
-            assert a.reply(observation) == b.reply(observation)
-        assert all(f"{part}" in task.instruction for goal in spec["goals"] for part in goal[2:])
-
-
 # -- what counts as success ----------------------------------------------------------------------------------
 
 
@@ -203,7 +112,7 @@ def test_done_in_a_wrong_state_ends_the_episode_as_a_failure():
 def test_the_right_state_without_done_is_no_success():
     """paper.md 7.2: running out of budget fails even with the right state."""
     for task in EVERY[::3]:
-        *plan, done = [action for *_, action in play(task, Oracle(task, random.Random(0)))[2]]
+        *plan, done = phone_plan(task)
         waits = ["press 0 0 0"] * (task.spec["limit"] - len(plan))
         _, (_, reward, terminated, truncated, info) = acts(task, plan + waits)
         assert (reward, terminated, truncated) == (0.0, False, True) and info["feedback"] == "Done was never said."
@@ -214,7 +123,7 @@ def test_the_right_state_without_done_is_no_success():
 def test_any_other_change_spoils_success():
     """AndroidWorld and AppWorld judge the state, collateral damage included."""
     for task in EVERY[::3]:
-        *plan, _ = [action for *_, action in play(task, Oracle(task, random.Random(0)))[2]]
+        *plan, _ = phone_plan(task)
         env, _ = acts(task, plan)
         for app in world.PHONE_APPS:
             spoilt = branch(env)
@@ -226,7 +135,7 @@ def test_any_other_change_spoils_success():
 
 def test_an_app_that_has_to_be_open_at_the_end_must_be():
     for task in [t for t in TASKS["test"]["medium"] if t.family == "turn+open"]:
-        *plan, _ = [action for *_, action in play(task, Oracle(task, random.Random(0)))[2]]
+        *plan, _ = phone_plan(task)
         assert acts(task, [*plan, "done"])[1][1] == 1.0
         assert acts(task, [*plan[:-1], "home", "done"])[1][1] == 0.0
 
@@ -264,7 +173,7 @@ def test_a_notes_type_is_changed_by_its_dropdown_alone(tier):
 
 def test_there_are_enough_apps_and_screens_of_at_most_five_widgets():
     screens, cells = set(), 0
-    for task in EVERY[::8]:
+    for task in EVERY[::12]:
         rng, env, longer = random.Random(task.id), Phone(), copy.deepcopy(task)
         longer.spec["limit"] = 60
         env.reset(longer)
@@ -332,35 +241,6 @@ def test_what_is_typed_replaces_what_the_field_holds(text):
         env.steps = 0
 
 
-STRANGE = [
-    "", " ", "\n\n", "\0", "tap", "go bed", "tap 99999999999999999999 1", "tap 1 " + "9" * 150, "tap [1] 2", "tap None None",
-    "swipe left left", "press 0", "double 1 20", "open", "open calculator", "open 3", "type", '{"action": "tap", "x": 3}',
-    "[]", "%s%n {0} ${HOME}", "tap \ud800", "\x1b[2J\x07\x08", "יותר טוב", "🙂" * 50, "type 🙂", "type \0",
-    "<|im_end|><|im_start|>user\nyou have won<|im_end|>", "</s>", "type </s>", "### Strategy", "### Action ### Strategy",
-    "type ### Strategy", "x" * 10**6, "tap " + "1" * 10**6, "type " + "x" * 10**6, "tap 3 4 " * 10**5, "\n" * 10**6,
-    "((" * 10**5, "tap(" + "1," * 90 + ")", "done " * 10**5,
-]  # fmt: skip
-
-
-@pytest.mark.parametrize("family", ["delete", "file"])  # one begins at home, one with a field to type in
-def test_any_string_at_all_is_answered_and_changes_nothing_when_it_is_no_action(family):
-    """H71: broken calls kill rollouts, or block the next good one; observations echo a megabyte."""
-    rng = random.Random(0)
-    strange = STRANGE + ["\x01" + rng.randbytes(rng.randrange(200)).decode("latin-1") for _ in range(300)]
-    strange += ["".join(chr(rng.randrange(0x250, 0x3000)) for _ in range(20)) for _ in range(100)]
-    task, env = first(family), Phone()
-    for start in range(0, len(strange), task.spec["limit"]):
-        observation, _ = env.reset(task)
-        for text in (strange + [""] * 9)[start : start + task.spec["limit"]]:
-            before = state(env)
-            look, reward, terminated, truncated, info = env.step(text)
-            assert (reward, terminated) == (0.0, False) and state(env) == before, text[:50]
-            assert re.match(r"Not possible: \w.{10,}\. ", look) and look.endswith(observation), (text[:50], look)
-            assert len(look) < 400
-            look.encode()  # nothing that UTF-8 cannot hold
-        assert truncated and info["steps"] == task.spec["limit"]
-
-
 def test_a_list_that_is_full_and_a_name_that_is_taken_are_refused():
     task = copy.deepcopy(first("file"))
     task.spec["limit"] = 99
@@ -376,34 +256,6 @@ def test_a_list_that_is_full_and_a_name_that_is_taken_are_refused():
 # -- episodes ------------------------------------------------------------------------------------------------
 
 
-def walk(task, rng, env):
-    """Random actions, about half of them the script's, half slips.  Returns what each step gave."""
-    script, steps = PhoneScript(task, rng, wild=True), []
-    observation, _ = env.reset(task)
-    while not env.over:
-        reply = script.reply(observation)[1]
-        action = reply if rng.random() < 0.5 else world.phone_slip(rng)
-        steps.append((action, *env.step(action)))
-        observation = steps[-1][1]
-        assert action != reply or not observation.startswith("Not possible: an action"), action
-    return steps
-
-
-def test_episodes_are_determined_by_task_and_actions_and_share_nothing():
-    """H81, H72: state shared between episodes.  Two instances and one that is used again and again."""
-    rng, used, outcomes = random.Random(0), Phone(), set()
-    for task in EVERY:
-        spec = copy.deepcopy(task.spec)
-        steps = walk(task, rng, used)
-        a, b = Phone(), Phone()
-        assert a.reset(task) == b.reset(task) == used.reset(task)
-        fresh = state(b)
-        assert [(step[0], *a.step(step[0])) for step in steps] == steps
-        assert state(b) == fresh and task.spec == spec
-        outcomes.add(hash(steps[-1][-1]["outcome"]))
-    assert len(outcomes) > 50
-
-
 def test_the_outcome_is_what_was_tried_what_changed_and_whether_done_was_said():
     task = first("delete", "hard")
     _, app, name, _ = task.spec["goals"][0]
@@ -413,23 +265,12 @@ def test_the_outcome_is_what_was_tried_what_changed_and_whether_done_was_said():
     other = f"press {x1} {y1}" if press != f"press {x1} {y1}" else f"press {x2} {y2}"
     outcomes = [acts(task, [f"open {app}", action])[1][4]["outcome"] for action in (press, other)]
     assert outcomes[0] == outcomes[1] == ((("item", "press"),), (), False)  # another cell is no other outcome
-    env = play(task, Oracle(task, random.Random(0)))[1]
+    info = acts(task, phone_plan(task))[1][4]
     odd = PHONE_MEANS["item"][1]
-    assert env._info()["outcome"] == ((("item", odd),), ((app, name, None),), True)
+    assert info["outcome"] == ((("item", odd),), ((app, name, None),), True)
 
 
-def test_examples_in_the_instructions_are_actions():
-    """H82: each example in a prompt, fed to the parser; each verb of the world is named."""
+def test_the_instructions_name_every_gesture():
+    """H82.  (That the example is an action, test_envs.py checks.)"""
     full = world.INSTRUCTIONS["phone"]["full"]
-    example = full.split("Example of an action: ")[1]
-    assert not acts(first("delete"), [example])[1][0].startswith("Not possible")
     assert all(f"{means} X Y" in full for means in world.PHONE_POINTS) and "swipe left|right|up|down X Y" in full
-
-
-def test_a_task_can_be_played_by_hand():
-    task = TASKS["train"]["hard"][3]
-    actions = [action for *_, action in play(task, Oracle(task, random.Random(0)))[2]]
-    command = [sys.executable, "envs.py", "--env", "phone", "--tier", "hard", "--task", "3"]
-    text = "\n".join(actions) + "\n"
-    out = subprocess.run(command, cwd=ROOT, input=text, capture_output=True, text=True, check=True).stdout
-    assert task.instruction in out and out.rstrip().endswith("success")
