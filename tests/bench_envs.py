@@ -9,9 +9,9 @@ Two measurements a world, both of what its scripted behaviour does on training t
            as long as the script's and is replaced by it before the world sees it: the work is that of a trained model
 With --built also the share of an ordinary rollout of the warm-started base, which acts by itself.
 
-`code` is measured twice.  Programs in the world's own words are run in this process ("code, own words"); all others go to the
-sandbox ("code").  To see to that, each gets a comment of its own, so none is answered from memory either: the worst case.
-Target: at most 2% of a rollout, code 15%.
+`code` is measured three times.  Programs in the world's own words are run in this process ("own words").  All others go to the
+sandbox, which a comment after each sees to: the same one ("code"), so that of equal programs one is run and the others are
+answered from memory; or always another one ("all new"), the worst case.  Target: at most 2% of a rollout, code 15%.
 """
 
 import argparse
@@ -33,8 +33,10 @@ import sandbox  # noqa: E402
 from policy import Policy, load_policy  # noqa: E402
 from sampler import Job, Rollout, Sampling  # noqa: E402
 
-ROWS = {**{world: (world, "") for world in envs.WORLDS}, "code": ("code", "  # {}"), "code, own words": ("code", "")}
-number = itertools.count()  # makes every program a new one: none is answered from memory
+# name -> (world, what is put after each action)
+ROWS = {world: (world, "") for world in envs.WORLDS}
+ROWS |= {"code, own words": ("code", ""), "code": ("code", "  #"), "code, all new": ("code", "  # {}")}
+number = itertools.count()
 
 
 def reply(script, observation: str, extra: str) -> tuple[str, str]:
@@ -45,6 +47,7 @@ def reply(script, observation: str, extra: str) -> tuple[str, str]:
 def step_times(world: str, extra: str) -> list[float]:
     """Milliseconds of every step of one scripted episode a training task, sorted."""
     rng, times = random.Random(0), []
+    envs._code_verdicts.clear()
     for task in envs.tasks(world, "train", brief=True):
         env, script, over = envs.make_env(world), envs.make_script(world, task, rng), False
         observation, _ = env.reset(task)
@@ -97,6 +100,7 @@ def random_policy(world: str) -> Policy:
 def share(policy: Policy, world: str, kind: type, episodes: int, extra: str = "") -> tuple[float, float]:
     """(share of a rollout's time that is spent in env.step, steps a second of the whole rollout)."""
     jobs, how, generator = jobs_of(world, episodes), Sampling(), torch.Generator().manual_seed(0)
+    envs._code_verdicts.clear()
     policy.model.config._attn_implementation = "ragged"
     began = time.perf_counter()
     machine = kind(policy, world, jobs, how, generator, lambda: None)

@@ -147,6 +147,7 @@ def test_the_outcome_is_what_was_tried_what_changed_and_how_it_ended():
 
 # -- calls ------------------------------------------------------------------------------------------------
 
+
 def test_errors_say_exactly_what_was_wrong():
     task = next(t for t in TASKS["train", "easy"] if t.spec["open"] == ["money"])
     token = task.spec["tokens"]["money"]

@@ -322,9 +322,7 @@ def test_the_example_in_the_instructions_is_an_action(world):
 
 def test_no_house_task_of_the_test_split_asks_for_what_training_asked_for():
     """H76: what an instruction asks for - family, objects, places - is its combination; which house it is in is none."""
-    train, test = (
-        {(t.tier, t.instruction.split("Task: ")[1]) for t in envs.tasks("house", split)} for split in envs.SPLITS
-    )
+    train, test = ({(t.tier, t.instruction.split("Task: ")[1]) for t in envs.tasks("house", split)} for split in envs.SPLITS)
     assert not train & test
 
 
