@@ -962,7 +962,7 @@ _APPS_REQUESTS = {
 _APPS_DESKS = ("notes", "files", "photos", "tasks", "phone", "maps", "clock", "news")  # the apps that have a desk
 _APPS_HOMES = tuple(app for app, *_ in _APPS_REQUESTS.values())
 _APPS_USUAL = (0.6, 0.25, 0.15)  # how often each of the three ways works for a usual account - and the script's beliefs
-_APPS_ODD = 0.006  # the share of the script's choices that are desks
+_APPS_ODD = 0.009  # the share of the script's choices that are desks
 _APPS_PAGE = 3  # items on a page of a list
 
 # "app.api" -> its arguments in order; all but those of docs.show are required
@@ -1012,6 +1012,7 @@ class Apps:
         """Start `task` from its initial state.  Returns (observation, info)."""
         self.task, self.steps, self.over, self.finished = task, 0, False, False
         self.tables = {app: dict(rows) for app, rows in task.spec["tables"].items()}  # app -> {id: text}
+        self.start = _apps_rows(self.tables)
         self.open = set(task.spec["open"])  # the apps where the agent is logged in
         self.tried: set[str] = set()  # the ways and desks that requests were tried with
         tokens = ", ".join(f"{app} {task.spec['tokens'][app]}" for app in task.spec["open"])
@@ -1138,9 +1139,9 @@ class Apps:
 
     def _difference(self) -> tuple[str, ...]:
         """Rows that are gone ("notes -tea") and rows that are new ("notes +tea") since the start, sorted."""
-        both = (self.task.spec["tables"], self.tables)
-        start, now = ({(app, *row) for app, rows in tables.items() for row in rows.items()} for tables in both)
-        gone, new = [f"{app} -{text}" for app, _, text in start - now], [f"{app} +{text}" for app, _, text in now - start]
+        now = _apps_rows(self.tables)
+        gone = [f"{app} -{text}" for app, _, text in self.start - now]
+        new = [f"{app} +{text}" for app, _, text in now - self.start]
         return tuple(sorted(gone + new))
 
     def _info(self) -> dict:
@@ -1155,6 +1156,11 @@ class Apps:
         # Two episodes are the same outcome when they tried the same ways and desks, left the same changes
         # and ended alike.
         return {"outcome": (tuple(sorted(self.tried)), difference, self.finished), "feedback": feedback, "steps": self.steps}
+
+
+def _apps_rows(tables: dict[str, dict[str, str]]) -> set[tuple[str, str, str]]:
+    """All rows as (app, id, text)."""
+    return {(app, *row) for app, rows in tables.items() for row in rows.items()}
 
 
 def _apps_parse(text: str) -> tuple[str, list[tuple[str, str]]]:
