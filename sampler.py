@@ -443,19 +443,21 @@ class Rollout:
         return self.how.reply_tokens
 
     def _begin_replies(self, rows: list[Row]) -> None:
-        """Set rows to the start of a hot strategy; the last pending id is the one to be fed."""
+        """Set rows to the start of a hot strategy (or, in a format without one, of a cool action); the last pending
+        id is the one to be fed."""
+        hot, how = bool(self.policy.form.closing), self.how
 
         def column(values) -> torch.Tensor:
             return torch.tensor(list(values), device=self.device)
 
         for row in rows:
-            row.switch, row.began = None, self.passes
+            row.switch, row.began = None if hot else 0, self.passes
             row.budget = min(self.reply_budget(row), self.policy.context - len(row.episode.ids))
         at = column(row.at for row in rows)
         self.newest[at] = column(len(row.episode.ids) - 1 for row in rows)
         self.last[at] = column(row.pending[-1] for row in rows)
-        self.look_at[at] = column(min(row.budget, self.how.strategy_tokens) for row in rows)
-        self.temp[at], self.hot[at], self.count[at] = self.how.strategy_temp, True, 0
+        self.look_at[at] = column(min(row.budget, how.strategy_tokens) if hot else row.budget for row in rows)
+        self.temp[at], self.hot[at], self.count[at] = how.strategy_temp if hot else how.token_temp, hot, 0
         self.longest = max([self.longest] + [len(row.episode.ids) for row in rows])
 
     def _end_reply(self, row: Row, ids: list[int], text: str, finish: str, logprobs: list, temps: list) -> None:

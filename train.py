@@ -46,7 +46,7 @@ import eval as evaluation
 from grpo import RND, UpdateSettings, advantage_key, groups_with_signal, scorable, update
 from policy import DTYPES, Policy, is_out_of_memory, load_policy, make_optimizer
 from reflection import BARE, FORMATS, PLAIN, Reflection, StrategyBuffers
-from sampler import ACTION, Episode, Job, Sampling, kv_shape, rollout, row_count
+from sampler import Episode, Job, Sampling, kv_shape, rollout, row_count
 
 METHODS = ("sge", "grpo", "entropy", "rnd", "rlad")
 SCHEDULES = ("trapezoid", "constant")
@@ -334,8 +334,6 @@ class Run:
             for i, episode in zip(bare, played, strict=True):
                 episodes.insert(i, episode)  # back to the order of the jobs
         for e in episodes:  # after collection: no episode reflects on one of its own group
-            if config.strategy_prompt == "off" or e.reflection is BARE:
-                e.segments = [ACTION * sampled for sampled in e.mask]  # (the sampler takes the first token for a strategy)
             if scorable(e):
                 self.buffers.push(self.buffer_key(e.task), e.reward > 0, e.strategies, e.feedback)
         return episodes

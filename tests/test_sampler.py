@@ -16,6 +16,7 @@ import torch
 
 import sampler
 from fixtures import (
+    FORMATS,
     MODELS,
     ROTARY,
     SHORT,
@@ -272,6 +273,15 @@ def test_prompts_read_in_several_passes(monkeypatch):
     expected = play(policy, tasks, **GREEDY)
     monkeypatch.setattr(sampler, "PROMPT_TOKENS", 50)
     assert play(policy, tasks, **GREEDY) == expected
+
+
+def test_a_format_without_a_strategy_is_all_action():
+    """B11: the first token of a reply counted and sampled as a strategy although there is none."""
+    policy = scripted({"q": ["ab", "cd"]}, form=FORMATS["none"])
+    (episode,) = play(policy, [task("q", ["see", "and *"])], **HOT)
+    assert {s for s, m in zip(episode.segments, episode.mask, strict=True) if m} == {ACTION}
+    assert [t for t, m in zip(episode.temps, episode.mask, strict=True) if m] == pytest.approx([0.7] * sum(episode.mask))
+    assert [(t.strategy, t.action) for t in episode.turns] == [("", "ab"), ("", "cd")]
 
 
 def test_compiled_decoding_meets_few_shapes_and_changes_nothing(monkeypatch):
