@@ -412,7 +412,7 @@ class Run:
         jobs = [Job(task, self.draw(task), first_group + i) for i, task in enumerate(tasks) for _ in range(size)]
         episodes = self.play(jobs, tick)
         for e in episodes:  # after collection: no episode reflects on one of its own group
-            if config.strategy_prompt == "off" or e.reflection is BARE:
+            if config.strategy_prompt == "off" or e.reflection == BARE:
                 e.segments = [ACTION * sampled for sampled in e.mask]  # (the sampler takes the first token for a strategy)
             if scorable(e):
                 self.buffers.push(self.buffer_key(e.task), e.reward > 0, e.strategies, e.feedback)
@@ -428,8 +428,8 @@ class Run:
             episodes = rollout(policy, config.env, [jobs[i] for i in numbers], sampling, self.sampling_rng, tick)
             played |= zip(numbers, episodes, strict=True)
         played = dict(parallel.gather(list(played.items())))
-        for i, job in enumerate(jobs):  # what comes from another process is a copy
-            played[i].task, played[i].reflection = job.task, job.reflection
+        for i, job in enumerate(jobs):  # (what comes from another process is a copy)
+            played[i].task = job.task
         return [played[i] for i in range(len(jobs))]
 
     def collect(self, tick) -> tuple[list[Episode], int]:

@@ -135,10 +135,11 @@ def generate(policy: Policy, work: Workload) -> float:
         for i, c in enumerate(conversations):
             ids[i, longest - len(c) :] = torch.tensor(c)
             mask[i, longest - len(c) :] = 1
-        lengths = [work.lengths[i][turn] for i in range(work.rows)]
+        lengths, ids, mask = [work.lengths[i][turn] for i in range(work.rows)], ids.to(policy.device), mask.to(policy.device)
         out = policy.model.generate(
-            ids.to(policy.device), attention_mask=mask.to(policy.device), do_sample=True, temperature=1.0, top_k=0, top_p=1.0, max_new_tokens=max(lengths),
-            eos_token_id=None, pad_token_id=0, stopping_criteria=StoppingCriteriaList([ForcedLengths(longest, lengths, policy.device)]),
+            ids, attention_mask=mask, do_sample=True, temperature=1.0, top_k=0, top_p=1.0, max_new_tokens=max(lengths),
+            eos_token_id=None, pad_token_id=0,
+            stopping_criteria=StoppingCriteriaList([ForcedLengths(longest, lengths, policy.device)]),
         )  # fmt: skip
         for i, n in enumerate(lengths):
             reply = out[i, longest : longest + n].tolist()
