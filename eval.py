@@ -1,7 +1,7 @@
 """Evaluate and compare: pass@k of any model, and the curves and tables of finished runs.
 
     python eval.py passk   tiny --tier hard                   256 tries a task, unbiased pass@k
-    python eval.py passk   runs/NAME --split test --n 16
+    python eval.py passk   runs/NAME --split test --n 16      world, reply format, caps and temperature as the run's
     python eval.py compare runs/A runs/B ...                  table, and curves in compare.png
 
 Evaluation never reflects and never touches a training run's random streams.  With --json the figures
@@ -11,7 +11,7 @@ are printed once more as one JSON object on the last line.
 import argparse
 import json
 import sys
-from collections import defaultdict
+from collections import Counter, defaultdict
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +19,7 @@ import torch
 from tqdm import tqdm
 
 import envs
+import parallel
 from policy import DTYPES, Policy, load_policy
 from reflection import FORMATS
 from sampler import Job, Sampling, rollout
@@ -53,14 +54,15 @@ def mean_pass_at_k(counts: list[dict], k: int) -> float:
 def count_successes(
     policy: Policy, world: str, tasks: list[envs.Task], n: int, how: Sampling, seed: int, title: str = ""
 ) -> list[dict]:
-    """Try every task n times, without reflection.  Returns one dict a task: id, tier, family, tries, successes."""
-    generator = torch.Generator(policy.device).manual_seed(seed)
-    jobs = [Job(task, group=i) for i, task in enumerate(tasks) for _ in range(n)]
-    with tqdm(total=len(jobs), desc=title or "playing", unit="episode", leave=False, disable=None) as bar:
+    """Try every task n times, without reflection.  Returns one dict a task: id, tier, family, tries, successes.
+
+    Several processes share the tasks out; each returns the counts of all."""
+    generator = torch.Generator(policy.device).manual_seed(parallel.stream(seed))
+    mine = range(parallel.rank(), len(tasks), parallel.world_size())
+    jobs = [Job(tasks[i], group=i) for i in mine for _ in range(n)]
+    with tqdm(total=len(jobs), desc=title or "playing", unit="episode", leave=False, disable=parallel.bar_off()) as bar:
         episodes = rollout(policy, world, jobs, how, generator, bar.update)
-    successes: dict[int, int] = defaultdict(int)
-    for e in episodes:
-        successes[e.group] += e.reward > 0
+    successes = Counter(parallel.gather([e.group for e in episodes if e.reward > 0]))
     return [
         {"task": t.id, "tier": t.tier, "family": t.family, "tries": n, "successes": successes[i]} for i, t in enumerate(tasks)
     ]
@@ -78,7 +80,7 @@ def passk(args) -> dict:
     device = ("cuda" if torch.cuda.is_available() else "cpu") if args.device == "auto" else args.device
     policy = load_policy(args.model, args.env, device, args.strategy_format, args.dtype)
     strategy_temp = args.token_temp if args.strategy_temp is None else args.strategy_temp
-    how = Sampling(strategy_temp, args.token_temp, rows=args.rows)
+    how = Sampling(strategy_temp, args.token_temp, args.strategy_tokens, args.reply_tokens, args.rows)
     tasks = envs.tasks(args.env, args.split, args.tier, policy.brief)
     counts = count_successes(policy, args.env, tasks, args.n, how, args.seed)
     ks = [k for k in (2**i for i in range(30)) if k <= args.n]
@@ -205,13 +207,15 @@ def main(argv: list[str] | None = None) -> int:
     commands = parser.add_subparsers(dest="command", required=True)
     p = commands.add_parser("passk", help="success rate of 1, 2, 4, ... n tries")
     p.add_argument("model", metavar="RUN_OR_MODEL", help="tiny, a run folder, a Hugging Face folder, a .gguf file or a hub name")
-    p.add_argument("--env", default="house", choices=envs.WORLDS)
+    p.add_argument("--env", choices=envs.WORLDS, help="(the run's, or house)")
     p.add_argument("--split", default="train", choices=envs.SPLITS)
     p.add_argument("--tier", default="all", choices=(*envs.TIERS, "all"))
     p.add_argument("--n", type=int, default=256, help="tries per task (256)")
-    p.add_argument("--token-temp", type=float, default=0.7, help="temperature of all tokens (0.7)")
+    p.add_argument("--token-temp", type=float, help="temperature of all tokens (the run's, or 0.7)")
     p.add_argument("--strategy-temp", type=float, help="... of strategies, if it shall differ")
-    p.add_argument("--strategy-format", default="header", choices=tuple(FORMATS))
+    p.add_argument("--strategy-format", choices=tuple(FORMATS), help="(the run's, or header)")
+    p.add_argument("--strategy-tokens", type=int, help="tokens after which a strategy turns cool (the run's, or 24)")
+    p.add_argument("--reply-tokens", type=int, help="tokens of a whole reply (the run's, or 64)")
     p.add_argument("--dtype", default="float32", choices=tuple(DTYPES), help="precision of the weights")
     p.add_argument("--seed", type=int, default=0)
     p.add_argument("--rows", type=int, default=256, help="episodes decoded side by side (256)")
@@ -226,9 +230,10 @@ def main(argv: list[str] | None = None) -> int:
     for p in commands.choices.values():
         p.add_argument("--json", action="store_true", help="print the figures as JSON on the last line, too")
     args = parser.parse_args(argv)
-    if args.command == "passk":
-        check_passk(parser, args)
     try:
+        if args.command == "passk":
+            take_settings(args)
+            check_passk(parser, args)
         figures = args.run(args)
     except (ValueError, OSError) as error:
         print(f"eval.py: {error}", file=sys.stderr)
@@ -238,10 +243,33 @@ def main(argv: list[str] | None = None) -> int:
     return 0
 
 
+DEFAULTS = {"env": "house", "strategy_format": "header", "token_temp": 0.7, "strategy_tokens": 24, "reply_tokens": 64}
+
+
+def take_settings(args) -> None:
+    """Where flags were not given: how the run was trained, if the model is a run folder, else DEFAULTS.
+
+    A run's strategy temperature is not taken: an evaluation has every token at the token temperature.
+    """
+    run, taken = Path(args.model), {}
+    if (run / "config.json").is_file() and any((run / name).is_dir() for name in ("checkpoint", "checkpoint.old")):
+        try:
+            stored = json.loads((run / "config.json").read_text(encoding="utf-8"))
+            taken = {name: stored[name] for name in DEFAULTS if getattr(args, name) is None}
+        except (KeyError, TypeError, ValueError) as error:
+            raise ValueError(f"{run / 'config.json'} is not the configuration of a run: {error}") from error
+    if taken:
+        print(f"as {args.model} was trained: " + ", ".join(f"{name.replace('_', '-')} {value}" for name, value in taken.items()))
+    for name, value in (DEFAULTS | taken).items():
+        if getattr(args, name) is None:
+            setattr(args, name, value)
+
+
 def check_passk(parser, args) -> None:
     """Refuse values that cannot work, in one line, before anything is loaded."""
-    if args.n < 1 or args.rows < 1:
-        parser.error("--n and --rows must be at least 1")
+    for name in ("n", "rows", "strategy_tokens", "reply_tokens"):
+        if getattr(args, name) < 1:
+            parser.error(f"--{name.replace('_', '-')} must be at least 1")
     for temperature in (args.token_temp, args.strategy_temp):
         if temperature is not None and not 0 <= temperature < np.inf:
             parser.error("a temperature must be 0 (greedy) or above, and finite")
@@ -257,7 +285,7 @@ class OneLineParser(argparse.ArgumentParser):
     """argparse whose complaints are one line, without the usage of forty flags above it."""
 
     def error(self, message: str):
-        self.exit(2, f"{self.prog}: {message}\n")
+        self.exit(2, f"{self.prog}: {message}\n" if parallel.first() else None)
 
 
 if __name__ == "__main__":

@@ -41,6 +41,7 @@ from torch.nn.utils.rnn import pad_sequence
 from torch.utils.checkpoint import checkpoint
 from transformers.modeling_layers import GradientCheckpointingLayer
 
+import parallel
 from policy import Policy
 from sampler import STRATEGY, Episode
 
@@ -573,11 +574,27 @@ def learn_from(model, rows: list[Row], prompts: SharedPrompts | None, how: Updat
     hidden.backward(gradient)
 
 
+def share(rows: list[Row]) -> list[Row]:
+    """The rows of a minibatch that this process computes: about as many tokens as any other's, equal prompts together."""
+    processes = parallel.world_size()
+    if processes == 1:
+        return rows
+    rows = sorted(rows, key=lambda row: row.prompt_key)
+    total, before, mine = sum(len(row.ids) for row in rows), 0, []
+    for row in rows:
+        if before * processes // total == parallel.rank():
+            mine.append(row)
+        before += len(row.ids)
+    return mine
+
+
 def minibatch_gradients(model, rows: list[Row], how: UpdateSettings, count) -> None:
-    """Add the gradients of a minibatch's loss, piece by piece."""
+    """Add the gradients of a minibatch's loss, piece by piece.  Its weights are those of the whole minibatch, however
+    many processes share its rows: so the sum of their gradients is the gradient."""
     lengths = [len(row.at) for row in rows]
     for row, weight in zip(rows, loss_weights(lengths, how.loss_norm, how.loss_constant), strict=True):
         row.weight.fill_(weight)
+    rows = share(rows)
     shared = not how.checkpointing and worth_sharing(rows)
     most = how.micro_tokens // (2 if shared else 1)  # the graphs of prompts and of a piece are in memory together
     for bundle in bundles(rows, most) if shared else [rows]:
@@ -586,6 +603,7 @@ def minibatch_gradients(model, rows: list[Row], how: UpdateSettings, count) -> N
             learn_from(model, piece, prompts, how, count)
         if prompts:
             prompts.backward()
+    parallel.sum_gradients(model)
 
 
 def optimizer_step(model, optimizer, max_norm: float) -> float | None:
@@ -608,6 +626,7 @@ def update(
     """One GRPO update: drop groups without signal, then `epochs` passes of minibatch steps.
 
     rnd: the networks of that baseline; reference: the start policy's model, needed if there is a KL term.
+    Several processes must all be given the same episodes, and a generator in the same state.
     Returns the metrics of the update.  Raises FloatingPointError if the very first minibatch's ratio is not
     1 within `ratio_tolerance`: then sampling and training disagree, and nothing that follows can be trusted.
     """
@@ -632,8 +651,9 @@ def update(
                 metrics |= _first_ratio(sums, model, optimizer, how)
             norm = optimizer_step(model, optimizer, how.max_grad_norm)
             metrics["skipped_steps" if norm is None else "optimizer_steps"] += 1
-            sums["grad_norm"] += norm or 0.0
-    return metrics | _means(sums, metrics, how)
+            sums["grad_norm"] += (norm or 0.0) if parallel.first() else 0.0  # of all, hence counted by one
+    parallel.same_weights(model)
+    return metrics | _means(_total(sums), metrics, how)
 
 
 def set_checkpointing(model, on: bool) -> None:
@@ -667,7 +687,8 @@ def _count(sums: dict, first: bool, epoch: int, tokens: dict, logps, entropy, lo
 
 
 def _first_ratio(sums: dict, model, optimizer, how: UpdateSettings) -> dict:
-    off = {f"first_ratio_off_{name}": sums[f"{name}_ratio_off"] for name in ("strategy", "action")}
+    names = ("strategy", "action")
+    off = {f"first_ratio_off_{name}": max(parallel.gather([sums[f"{name}_ratio_off"]])) for name in names}
     if model.dtype == torch.float32 and max(off.values()) > how.ratio_tolerance:
         optimizer.zero_grad(set_to_none=True)
         raise FloatingPointError(
@@ -675,6 +696,15 @@ def _first_ratio(sums: dict, model, optimizer, how: UpdateSettings) -> dict:
             "in training are not those of sampling"
         )
     return off
+
+
+def _total(sums: dict) -> dict:
+    """The sums over all processes' chunks."""
+    total: dict[str, float] = defaultdict(float)
+    for part in parallel.gather([dict(sums)]):
+        for name, amount in part.items():
+            total[name] += amount
+    return total
 
 
 def _means(sums: dict, metrics: dict, how: UpdateSettings) -> dict:

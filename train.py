@@ -4,6 +4,7 @@
     python train.py --method grpo            the same without mixed temperature and reflection
     python train.py --method entropy         EntropyAdv; likewise rnd, rlad: the paper's other baselines (grpo.py)
     python train.py --resume runs/NAME       go on where a run stopped, to the last bit
+    torchrun --nproc_per_node=4 train.py ... the same on four GPUs (parallel.py)
 
 This is the paper's Algorithm 1.  One update:
 
@@ -45,13 +46,70 @@ from tqdm import tqdm
 
 import envs
 import eval as evaluation
-from grpo import RND, UpdateSettings, advantage_key, groups_with_signal, scorable, update
-from policy import DTYPES, Policy, is_out_of_memory, load_policy, make_optimizer
+import parallel
+from grpo import (
+    RND,
+    UpdateSettings,
+    advantage_key,
+    groups_with_signal,
+    head_chunks,
+    optimizer_step,
+    scorable,
+    set_checkpointing,
+    update,
+)
+from policy import DTYPES, Policy, demo_tokens, is_out_of_memory, load_policy, make_optimizer, token_logprobs
 from reflection import BARE, FORMATS, PLAIN, Reflection, StrategyBuffers
 from sampler import Episode, Job, Sampling, kv_shape, rollout, row_count
 
 METHODS = ("sge", "grpo", "entropy", "rnd", "rlad")
 SCHEDULES = ("trapezoid", "constant")
+
+# ------------------------------------------------------------------------------------------------------
+# presets
+# ------------------------------------------------------------------------------------------------------
+
+# SGE Table 2 by world: what a flag defaults to under --preset paper.  Its base models are of 3 to 8 billion weights.
+_EVERYWHERE = dict(
+    lr=1e-6, lr_schedule="constant", clip=0.2, epochs=2, minibatch_steps=128, group_size=16, token_temp=0.7,
+    strategy_temp=1.2, buffer_size=32, p_fail=0.25, p_success=0.1,
+)  # fmt: skip
+TABLE_2 = {
+    "house": _EVERYWHERE | dict(tasks_per_update=32, reply_tokens=520, epochs=1, token_temp=0.6, strategy_temp=1.0),  # LangR
+    "phone": _EVERYWHERE | dict(tasks_per_update=32, reply_tokens=564, group_size=6, minibatch_steps=64),  # AndroidWorld
+    "apps": _EVERYWHERE | dict(tasks_per_update=16, reply_tokens=768, group_size=8, lr=1e-5, p_success=0.5),  # AppWorld
+    "code": _EVERYWHERE | dict(tasks_per_update=64, reply_tokens=2048),
+}
+
+# How to fit one GPU of so many GiB.  The numbers are worked out with `memory_needed` (below), not measured: they leave
+# about a tenth free for Qwen3-4B on 80 GiB and more for Qwen3-0.6B on 24.  (16 bytes a weight in bfloat16 alone are
+# 60 and 9 GiB, so 4B cannot be trained on 24.)  Smaller models may have more --rows and --cache-gb; conversations of
+# much more than 1,024 tokens want fewer rows.
+GPUS = {
+    "24gb": (24, dict(dtype="bfloat16", gradient_checkpointing="on", rows=64, cache_gb=8.0, micro_tokens=8192)),
+    "80gb": (80, dict(dtype="bfloat16", gradient_checkpointing="on", rows=56, cache_gb=8.0, micro_tokens=8192)),
+}
+
+
+def preset_values(names: str, env: str, method: str) -> dict:
+    """The defaults that a --preset sets: paper, the name of a GPU, or both with a comma.  Raises ValueError.
+
+    >>> preset_values("paper,24gb", "apps", "grpo")["lr"], "strategy_temp" in preset_values("paper", "apps", "grpo")
+    (1e-05, False)
+    """
+    chosen = names.split(",") if names else []
+    unknown = [name for name in chosen if name not in ("paper", *GPUS)]
+    if unknown or len(chosen) > 2 or len(chosen) == 2 and chosen.count("paper") != 1:
+        raise ValueError(f"--preset {names}: there is paper, {' or '.join(GPUS)}, or paper and one of these, as in paper,24gb")
+    values: dict = {}
+    for name in chosen:
+        values |= TABLE_2[env] if name == "paper" else GPUS[name][1]
+    if "paper" in chosen:
+        values["strategy_tokens"] = values["reply_tokens"]  # Table 2 has one budget for all of a reply
+        if method != "sge":  # hot strategies are SGE's
+            del values["strategy_temp"]
+    return values
+
 
 # ------------------------------------------------------------------------------------------------------
 # settings
@@ -76,6 +134,7 @@ class Config:
     out: str = setting("", "run folder (default: runs/ENV-METHOD-MODEL-seedN)")
     device: str = setting("auto", "where to run", ("auto", "cpu", "cuda"))
     threads: int = setting(0, "CPU threads (0: torch's own choice)")
+    preset: str = setting("", "other defaults: paper (Table 2), 24gb or 80gb (to fit a GPU), or both with a comma")
 
     # exploration (SGE 3.2, Table 2)
     strategy_temp: float = setting(None, "temperature of strategies (sge: 1.2, others: token-temp)", kind=float)
@@ -91,6 +150,11 @@ class Config:
     strategy_prompt: str = setting("on", "off: no strategies, replies are actions (--strategy-format none)", ("on", "off"))
     strategy_tokens: int = setting(24, "tokens after which a strategy that does not end turns cool")
     reply_tokens: int = setting(64, "tokens of a whole reply (strategy, action and what is between)")
+
+    # before the training, for models too small to follow the format of replies [not in the paper]
+    warmup: int = setting(0, "steps of next-token loss on the scripted behaviour's replies (0: none)")
+    warmup_lr: float = setting(1e-4, "their learning rate (for a pretrained model of 135 million weights)")
+    warmup_batch: int = setting(4, "episodes a step")
 
     # collection and update (SGE Table 2, DAPO)
     tasks_per_update: int = setting(24, "tasks drawn per update (groups)")
@@ -155,18 +219,18 @@ class Config:
             self.skip_strategy = 0.25 if rlad else 0.0
         if not self.out:
             self.out = f"runs/{self.env}-{self.method}-{Path(self.model).name}-seed{self.seed}"
-        for name in ("strategy_temp", "token_temp", "lr", "max_grad_norm", "cache_gb", "rnd_lr"):
+        for name in ("strategy_temp", "token_temp", "lr", "max_grad_norm", "cache_gb", "rnd_lr", "warmup_lr"):
             if not 0 < getattr(self, name) < math.inf:
                 flag = name.replace("_", "-")
                 raise ValueError(f"--{flag} must be above 0 and finite (at temperature 0 there is no gradient, for one)")
         if self.base_tries < 2:
             raise ValueError("--base-tries must be at least 2: the table shows pass@1 and pass@n")
         positive = ("updates", "tasks_per_update", "epochs", "minibatch_steps", "rows", "micro_tokens", "strategy_tokens")
-        positive += ("loss_constant", "overlong_cache", "rnd_hidden")
+        positive += ("loss_constant", "overlong_cache", "rnd_hidden", "warmup_batch")
         for name in (*positive, "reply_tokens", "buffer_size", "final_tries", "base_tasks", "save_every"):
             if getattr(self, name) < 1:
                 raise ValueError(f"--{name.replace('_', '-')} must be at least 1")
-        for name in ("threads", "eval_every", "seed", "refill", "overlong_max", "rnd_decay"):
+        for name in ("threads", "eval_every", "seed", "refill", "overlong_max", "rnd_decay", "warmup"):
             if not 0 <= getattr(self, name) < 2**31:
                 raise ValueError(f"--{name.replace('_', '-')} must be between 0 and {2**31 - 1}")
         if self.group_size < 2:
@@ -194,6 +258,12 @@ class Config:
             raise ValueError("--overlong-cache must not be larger than --overlong-max")
         if self.strategy_prompt == "off" and (self.reflect != "none" or self.strategy_temp != self.token_temp):
             raise ValueError("--strategy-prompt off leaves nothing to reflect on or to sample hot: use --method grpo")
+        if self.warmup and self.strategy_format not in ("header", "tags"):
+            raise ValueError("--warmup teaches the format of replies: it is for --strategy-format header or tags")
+        if self.warmup and self.kl:
+            raise ValueError(f"--warmup with --kl {self.kl:g}: the term is to the model before it; warm up in a run without, "
+                             "then --model RUN")  # fmt: skip
+        preset_values(self.preset, self.env, self.method)
 
     @property
     def sampling(self) -> Sampling:
@@ -242,7 +312,14 @@ def parse_flags(argv: list[str]) -> tuple[Config, str]:
     resume = args.pop("resume")
     try:
         if not resume:
-            return Config(**args).resolve(), ""
+            preset = preset_values(args["preset"], args["env"], args["method"])
+            parser.set_defaults(**preset)  # so that a flag that was given wins
+            args = vars(parser.parse_args(argv))
+            args.pop("resume")
+            config = Config(**args).resolve()
+            if preset:
+                print(preset_line(config, preset))
+            return config, ""
         given = {a.split("=")[0] for a in argv if a.startswith("--")} - {"--resume", "--updates"}
         if given:
             raise ValueError(f"--resume keeps the run's settings: leave out {' '.join(sorted(given))}")
@@ -259,6 +336,14 @@ def parse_flags(argv: list[str]) -> tuple[Config, str]:
         return config.resolve(), resume
     except ValueError as error:
         parser.error(str(error))
+
+
+def preset_line(config: Config, preset: dict) -> str:
+    """What a preset set, and what it did not since a flag was given."""
+    told = {name.replace("_", "-"): value for name, value in preset.items()}
+    kept = [f"{name} {value}" for name, value in told.items() if getattr(config, name.replace("-", "_")) == value]
+    given = [name for name in told if getattr(config, name.replace("-", "_")) != told[name]]
+    return f"preset {config.preset}: {', '.join(kept)}" + (f"; given otherwise: {', '.join(given)}" if given else "")
 
 
 # ------------------------------------------------------------------------------------------------------
@@ -295,7 +380,7 @@ class Run:
             start = load_policy(config.model, config.env, str(policy.device), config.strategy_format)
             self.reference = start.model.requires_grad_(False)
         self.rng = random.Random(config.seed)  # task order and reflection draws
-        self.sampling_rng = torch.Generator(policy.device).manual_seed(config.seed)
+        self.sampling_rng = torch.Generator(policy.device).manual_seed(parallel.stream(config.seed))  # each process its own
         self.shuffle_rng = torch.Generator().manual_seed(config.seed)  # minibatches
         self.queue: list[str] = []  # ids of tasks still to come in this pass over the task set
         self.done = 0  # updates
@@ -325,18 +410,25 @@ class Run:
         """Play `group_size` episodes of each task, a group a task, and remember their strategies."""
         config, size = self.config, self.config.group_size
         jobs = [Job(task, self.draw(task), first_group + i) for i, task in enumerate(tasks) for _ in range(size)]
-        bare = [i for i, job in enumerate(jobs) if job.reflection is BARE]
-        asked = [job for job in jobs if job.reflection is not BARE]
-        episodes = rollout(self.policy, config.env, asked, config.sampling, self.sampling_rng, tick)
-        if bare:
-            skipping = [jobs[i] for i in bare]
-            played = rollout(self.bare, config.env, skipping, config.plain_sampling, self.sampling_rng, tick)
-            for i, episode in zip(bare, played, strict=True):
-                episodes.insert(i, episode)  # back to the order of the jobs
+        episodes = self.play(jobs, tick)
         for e in episodes:  # after collection: no episode reflects on one of its own group
             if scorable(e):
                 self.buffers.push(self.buffer_key(e.task), e.reward > 0, e.strategies, e.feedback)
         return episodes
+
+    def play(self, jobs: list[Job], tick) -> list[Episode]:
+        """Roll jobs out; the episodes come in their order.  Several processes: each plays its groups, all get everything."""
+        config, played = self.config, {}
+        mine = [i for i, job in enumerate(jobs) if job.group % parallel.world_size() == parallel.rank()]
+        bare = [i for i in mine if jobs[i].reflection is BARE]
+        asked = [i for i in mine if jobs[i].reflection is not BARE]
+        for numbers, policy, sampling in ((asked, self.policy, config.sampling), (bare, self.bare, config.plain_sampling)):
+            episodes = rollout(policy, config.env, [jobs[i] for i in numbers], sampling, self.sampling_rng, tick)
+            played |= zip(numbers, episodes, strict=True)
+        played = dict(parallel.gather(list(played.items())))
+        for i, job in enumerate(jobs):  # (what comes from another process is a copy)
+            played[i].task = job.task
+        return [played[i] for i in range(len(jobs))]
 
     def collect(self, tick) -> tuple[list[Episode], int]:
         """The episodes of an update, and in how many rounds they were collected.
@@ -372,10 +464,52 @@ class Run:
         self.totals["seconds"] += time.time() - started
         return metrics | {f"total_{k}": v for k, v in self.totals.items()}, episodes
 
+    # -- warm-up ---------------------------------------------------------------------------------------
+
+    def warm_up(self) -> float:
+        """`warmup` steps of next-token loss on the replies of the world's scripted behaviour.  Returns the last loss.
+
+        Its optimiser and its random stream are its own; the training begins with fresh moments.  Episodes go through
+        the model one at a time: a batch is small, and no memory is needed that an update would not need.
+        """
+        config, model, rng = self.config, self.policy.model, random.Random(self.config.seed)
+        self.optimizer = None  # (not both at a time)
+        self.optimizer = make_optimizer(model, config.warmup_lr)
+        set_checkpointing(model, config.gradient_checkpointing == "on")
+        loss = math.nan
+        with tqdm(range(config.warmup), desc="warm-up", unit="step", leave=False, disable=parallel.bar_off()) as bar:
+            for step in bar:
+                for group in self.optimizer.param_groups:
+                    group["lr"] = config.warmup_lr * schedule("trapezoid", step, config.warmup)
+                loss = self.imitate([demo_tokens(self.policy, config.env, rng) for _ in range(config.warmup_batch)])
+                if optimizer_step(model, self.optimizer, config.max_grad_norm) is None:
+                    raise FloatingPointError("the warm-up's gradient is not finite: lower --warmup-lr")
+                bar.set_postfix(loss=f"{loss:.3f}", refresh=False)
+        self.optimizer = None
+        self.optimizer = make_optimizer(model, config.lr)
+        return loss
+
+    def imitate(self, demos: list[tuple[list[int], list[bool]]]) -> float:
+        """Add the gradients of the mean next-token loss over all masked tokens.  Returns that loss."""
+        demos = [(ids[: self.policy.context], mask[: self.policy.context]) for ids, mask in demos]
+        total, loss = max(1, sum(sum(mask) for _, mask in demos)), 0.0
+        for ids, mask in demos[parallel.rank() :: parallel.world_size()]:
+            row, where = (torch.tensor([values], device=self.policy.device) for values in (ids, mask))  # (1, L)
+            logps, _ = token_logprobs(self.policy.model, row, where, torch.ones(row.shape, device=row.device))
+            (-logps.sum() / total).backward()
+            loss -= logps.detach().sum().item() / total
+        parallel.sum_gradients(self.policy.model)
+        return sum(parallel.gather([loss]))
+
     # -- checkpoints -----------------------------------------------------------------------------------
 
     def save(self) -> None:
         """Write checkpoint/ all or nothing: into a folder of its own, which then takes the old one's name."""
+        streams = parallel.gather([self.sampling_rng.get_state().cpu()])
+        if parallel.first():
+            self._write(streams)
+
+    def _write(self, streams: list[torch.Tensor]) -> None:
         out = Path(self.config.out)
         partial, final, old = out / "checkpoint.partial", out / "checkpoint", out / "checkpoint.old"
         shutil.rmtree(partial, ignore_errors=True)
@@ -383,7 +517,7 @@ class Run:
         self.policy.tokenizer.save_pretrained(partial / "model")
         state = {
             "optimizer": self.optimizer.state_dict(),
-            "sampling_rng": self.sampling_rng.get_state(),
+            "sampling_rng": streams,  # of every process
             "shuffle_rng": self.shuffle_rng.get_state(),
         } | ({"rnd": self.rnd.state_dict()} if self.rnd else {})
         torch.save(state, partial / "state.pt")
@@ -403,10 +537,16 @@ class Run:
         """Take up the state that `save` wrote (the weights are loaded with the policy)."""
         folder = checkpoint_folder(self.config.out)
         state = torch.load(folder / "state.pt", map_location=self.policy.device, weights_only=True)
+        streams = state["sampling_rng"]
+        if len(streams) != parallel.world_size():
+            raise ValueError(
+                f"{self.config.out} was made by {len(streams)} process(es), and this is {parallel.world_size()}: "
+                f"resume it with torchrun --nproc_per_node={len(streams)}"
+            )
         self.optimizer.load_state_dict(state["optimizer"])
         if self.rnd:
             self.rnd.load_state_dict(state["rnd"])
-        self.sampling_rng.set_state(state["sampling_rng"].cpu())  # random states live on the CPU, always
+        self.sampling_rng.set_state(streams[parallel.rank()].cpu())  # random states live on the CPU, always
         self.shuffle_rng.set_state(state["shuffle_rng"].cpu())
         plain = json.loads((folder / "state.json").read_text(encoding="utf-8"))
         self.done, self.queue, self.totals = plain["done"], plain["queue"], plain["totals"]
@@ -500,8 +640,10 @@ def plain_success(run: Run, split: str, tries: int, seed: int) -> dict[str, floa
     return {t: evaluation.mean_pass_at_k([c for c in counts if c["tier"] == t], 1) for t in envs.TIERS}
 
 
-def closing_table(run: Run, base: dict) -> dict:
-    """The summary by tier: base pass@1 and pass@n, trained pass@1 on training and on test tasks."""
+def closing_table(run: Run, base: dict, warm: dict) -> dict:
+    """The summary by tier: base pass@1 and pass@n, trained pass@1 on training and on test tasks.
+
+    warm: after a warm-up, pass@1 of the easy tier, measured as the base was; else {}."""
     train, test = (plain_success(run, split, run.config.final_tries, 10**6 + run.config.seed) for split in envs.SPLITS)
     most = f"pass@{run.config.base_tries}"
     table = {
@@ -514,6 +656,9 @@ def closing_table(run: Run, base: dict) -> dict:
     print(f"\n{'tier':8s}{'base pass@1':>13s}{'base ' + most:>15s}{'trained pass@1':>16s}{'on test tasks':>15s}")
     for tier, row in table.items():
         print(f"{tier:8s}" + "".join(f"{100 * v:{w}.1f}%" for v, w in zip(row.values(), (12, 14, 15, 14), strict=True)))
+    for tier, figures in warm.items():
+        print(f"pass@1 on {tier} tasks after the warm-up, before training: {100 * figures['pass@1']:.1f}%")
+        table[tier]["warmup_pass@1"] = figures["pass@1"]
     return table
 
 
@@ -536,12 +681,14 @@ def memory_needed(config: Config, policy: Policy) -> dict[str, float]:
     inner = getattr(shape, "intermediate_size", None) or 4 * width
     layer, layers = 12 * width + 4 * inner, shape.num_hidden_layers
     kept = layer + layers * width if getattr(model, "is_activation_checkpointing", False) else layers * layer
-    # the logits of sampled tokens, in float32, a few copies at a time; about a third of a micro-batch is sampled
-    logits = 4 * 4 * policy.vocab / 3
+    # the logits of sampled tokens, in float32, a few copies at a time; about a third of a micro-batch is sampled, and the
+    # head sees a bounded number of positions
+    chunk = head_chunks(model, 1)[0].stop
+    logits = 4 * 4 * policy.vocab * min(config.micro_tokens / 3, chunk)
     return {
         "weights": weights * size, "gradients": weights * size, "Adam": moments,
         f"keys and values of {rows} rows": kv_token * rows * min(policy.context, 1024),
-        f"activations of {config.micro_tokens} tokens": config.micro_tokens * (kept * size + logits),
+        f"activations of {config.micro_tokens} tokens": config.micro_tokens * kept * size + logits,
     }  # fmt: skip
 
 
@@ -549,6 +696,15 @@ def memory_line(config: Config, policy: Policy) -> str:
     parts = memory_needed(config, policy)
     told = ", ".join(f"{name} {amount / 2**30:.2f}" for name, amount in parts.items())
     return f"memory, roughly {sum(parts.values()) / 2**30:.2f} GiB: {told}"
+
+
+def check_preset_fits(config: Config, policy: Policy) -> None:
+    """Refuse a model whose weights, gradients and moments alone do not fit the GPU that --preset names."""
+    held = sum(memory_needed(config, policy)[part] for part in ("weights", "gradients", "Adam")) / 2**30
+    for name in set(config.preset.split(",")) & GPUS.keys():
+        if held > GPUS[name][0]:
+            raise ValueError(f"--preset {name}: weights, gradients and Adam's moments alone need {held:.0f} GiB, whatever the "
+                             "other settings; use a smaller model")  # fmt: skip
 
 
 OUT_OF_MEMORY = (
@@ -569,38 +725,88 @@ def train(config: Config, resume: bool) -> int:
     started = time.time()
     if config.threads:
         torch.set_num_threads(config.threads)
-    device = ("cuda" if torch.cuda.is_available() else "cpu") if config.device == "auto" else config.device
+    device = parallel.device(config.device)
     source = str(checkpoint_folder(config.out) / "model") if resume else config.model
-    policy = load_policy(source, config.env, device, config.strategy_format, config.dtype)
+    policy = parallel.first_then_others(
+        lambda: load_policy(source, config.env, device, config.strategy_format, config.dtype)
+    )
+    check_preset_fits(config, policy)
     run = Run(config, policy)
-    out.mkdir(parents=True, exist_ok=True)
     if resume:
         run.load()
-        forget_after(config, run.done)
-    else:
-        for name in ("metrics.jsonl", "episodes.jsonl.gz"):  # of a run that ended before its first checkpoint
-            (out / name).unlink(missing_ok=True)
-    evaluation.write_json(out / "config.json", dataclasses.asdict(config))
+    if parallel.first():
+        prepare_folder(run, resume)
+    processes = f"{parallel.world_size()} processes, " if parallel.world_size() > 1 else ""
     print(
         f"{config.method} on {config.env}: {len(run.tasks)} tasks, {config.updates} updates of {config.tasks_per_update} x "
         f"{config.group_size} episodes; temperatures {config.strategy_temp}/{config.token_temp}, reflection {config.reflect}; "
         f"lr {config.lr:g} ({config.lr_schedule}); "
-        f"{device}, {torch.get_num_threads()} threads; seed {config.seed} -> {config.out}",
+        f"{processes}{policy.device}, {torch.get_num_threads()} threads; seed {config.seed} -> {config.out}",
         flush=True,
     )
     print(memory_line(config, policy), flush=True)
     base = measure_base(config, policy, resume)
+    warm = start_warm(run, base, resume) if config.warmup else {}
     stopped = learn(run)
     run.save()
     if stopped:
         print(f"stopped after update {run.done}; all that was learnt is in {out}: go on with --resume {out}")
         return 130
-    table = closing_table(run, base)
-    summary = {"tiers": table, "totals": run.totals | {"updates": run.done, "wall_seconds": time.time() - started}}
-    (out / "summary.json").write_text(json.dumps(table | {"totals": summary["totals"]}, indent=1), encoding="utf-8")
-    evaluation.draw_curves([config.out], out / "curves.png")
+    table = closing_table(run, base, warm)
+    if parallel.first():
+        totals = run.totals | {"updates": run.done, "wall_seconds": time.time() - started}
+        (out / "summary.json").write_text(json.dumps(table | {"totals": totals}, indent=1), encoding="utf-8")
+        evaluation.draw_curves([config.out], out / "curves.png")
     print(f"\n{run.totals['episodes']} episodes, {time.time() - started:.0f} s in all; curves in {out / 'curves.png'}")
     return 0
+
+
+def prepare_folder(run: Run, resume: bool) -> None:
+    """Make the run folder, with logs that reach as far as the run."""
+    config, out = run.config, Path(run.config.out)
+    out.mkdir(parents=True, exist_ok=True)
+    if resume:
+        forget_after(config, run.done)
+    else:
+        left = [path for path in (out / "metrics.jsonl", out / "episodes.jsonl.gz", out / "warmup.json") if path.exists()]
+        if left:
+            print(f"{out} holds logs of a run that ended before its first checkpoint: they are deleted, and the run begins anew")
+        for path in left:
+            path.unlink()
+    evaluation.write_json(out / "config.json", dataclasses.asdict(config))
+
+
+def start_warm(run: Run, base: dict, resume: bool) -> dict:
+    """Warm the model up, unless the checkpoint has it done, and measure the easy tier: {"easy": {"pass@1": ...}}.
+
+    A checkpoint is written at once, so that no resumed run does it again; a run that was stopped before has none.
+    """
+    kept = Path(run.config.out) / "warmup.json"
+    if resume:
+        known = parallel.gather([json.loads(kept.read_text(encoding="utf-8")) if kept.exists() else None])[0]
+        if known:
+            return known
+    else:
+        loss = run.warm_up()
+        print(f"warm-up: {run.config.warmup} steps of {run.config.warmup_batch} episodes, loss {loss:.3f} at the end", flush=True)
+        run.save()
+    warm = measure(run.config, run.policy, ("easy",), {1}, "measuring what the warm-up did")
+    print(f"easy tasks, pass@1: base {100 * base['easy']['pass@1']:.1f}%, after the warm-up {100 * warm['easy']['pass@1']:.1f}%")
+    if parallel.first():
+        evaluation.write_json(kept, warm)
+    return warm
+
+
+def measure(config: Config, policy: Policy, tiers: tuple, ks: set, title: str) -> dict:
+    """{tier: {"pass@k": ...}} on `base_tasks` tasks of each tier, spread evenly over its list."""
+    tasks = []
+    for tier in tiers:
+        of_tier = envs.tasks(config.env, "train", tier, policy.brief)
+        tasks += of_tier[:: max(1, len(of_tier) // config.base_tasks)][: config.base_tasks]
+    counts = evaluation.count_successes(policy, config.env, tasks, config.base_tries, config.plain_sampling, 10**6, title)
+    return {
+        tier: {f"pass@{k}": evaluation.mean_pass_at_k([c for c in counts if c["tier"] == tier], k) for k in ks} for tier in tiers
+    }
 
 
 def measure_base(config: Config, policy: Policy, resume: bool) -> dict:
@@ -609,29 +815,18 @@ def measure_base(config: Config, policy: Policy, resume: bool) -> dict:
     The tiny base is one fixed model, so its figures are kept beside it and measured only once.
     """
     kept = Path(config.out) / "base.json"
-    if resume and kept.exists():
-        return json.loads(kept.read_text(encoding="utf-8"))
     shared = Path(policy.model.name_or_path) / (
         f"base-{config.base_tasks}x{config.base_tries}-{config.token_temp}-{config.strategy_tokens}-{config.reply_tokens}"
         f"-{config.strategy_format}.json"
     )
-    if config.model == "tiny" and shared.exists():
-        figures = json.loads(shared.read_text(encoding="utf-8"))
-    else:
-        tasks = []
-        for tier in envs.TIERS:  # spread evenly over the tier's list
-            of_tier = envs.tasks(config.env, "train", tier, policy.brief)
-            tasks += of_tier[:: max(1, len(of_tier) // config.base_tasks)][: config.base_tasks]
-        counts = evaluation.count_successes(
-            policy, config.env, tasks, config.base_tries, config.plain_sampling, 10**6, "measuring the base"
-        )
-        figures = {
-            t: {f"pass@{k}": evaluation.mean_pass_at_k([c for c in counts if c["tier"] == t], k) for k in {1, config.base_tries}}
-            for t in envs.TIERS
-        }
-        if config.model == "tiny":
+    known = kept if resume and kept.exists() else shared if config.model == "tiny" and shared.exists() else None
+    figures = parallel.gather([json.loads(known.read_text(encoding="utf-8")) if known else None])[0]  # as the first finds it
+    if not figures:
+        figures = measure(config, policy, envs.TIERS, {1, config.base_tries}, "measuring the base")
+        if config.model == "tiny" and parallel.first():
             evaluation.write_json(shared, figures)
-    evaluation.write_json(kept, figures)
+    if parallel.first():
+        evaluation.write_json(kept, figures)
     return figures
 
 
@@ -643,25 +838,28 @@ def learn(run: Run) -> bool:
         if asked_to_stop:  # the second time: at once (the last checkpoint stands)
             raise KeyboardInterrupt
         asked_to_stop.append(True)
-        tqdm.write("Ctrl-C: finishing this update, then saving; once more to stop at once")
+        if parallel.first():
+            tqdm.write("Ctrl-C: finishing this update, then saving; once more to stop at once")
 
     previous = signal.signal(signal.SIGINT, on_interrupt)
     try:
-        per_update = config.tasks_per_update * config.group_size
-        while run.done < config.updates and not asked_to_stop:
-            with tqdm(total=per_update, desc=f"update {run.done + 1}", unit="episode", leave=False, disable=None) as bar:
-                metrics, episodes = run.one_update(bar.update)
+        per_update, processes = config.tasks_per_update * config.group_size, parallel.world_size()
+        while run.done < config.updates and not any(parallel.gather([bool(asked_to_stop)])):
+            title = f"update {run.done + 1}"
+            with tqdm(total=per_update, desc=title, unit="episode", leave=False, disable=parallel.bar_off()) as bar:
+                metrics, episodes = run.one_update(lambda bar=bar: bar.update(processes))  # the others are as fast
             if config.eval_every and run.done % config.eval_every == 0:
                 rates = plain_success(run, "train", 1, 2 * 10**6 + run.done)
                 metrics |= {f"eval_{tier}": rate for tier, rate in rates.items()}
-            log(config, "metrics.jsonl", metrics)
-            log_transcripts(config, episodes, run.done)
+            if parallel.first():
+                log(config, "metrics.jsonl", metrics)
+                log_transcripts(config, episodes, run.done)
             print(readable(metrics, config.updates), flush=True)
             if run.done % config.save_every == 0:
                 run.save()
     finally:
         signal.signal(signal.SIGINT, previous)
-    return bool(asked_to_stop) and run.done < config.updates
+    return run.done < config.updates
 
 
 def forget_after(config: Config, done: int) -> None:
@@ -692,21 +890,31 @@ def whole_lines(path: Path, opener, done: int) -> list[str]:
 
 def main(argv: list[str] | None = None) -> int:
     config, resume = parse_flags(sys.argv[1:] if argv is None else argv)
+    who = f"train.py (process {parallel.rank()})" if parallel.rank() else "train.py"
     try:
         return train(config, bool(resume))
-    except (ValueError, FloatingPointError, OSError) as error:
-        print(f"train.py: {error}", file=sys.stderr)
+    except (ValueError, FloatingPointError) as error:
+        if parallel.first():  # the others found the same
+            print(f"{who}: {error}", file=sys.stderr)
+        return 2
+    except OSError as error:
+        print(f"{who}: {error}", file=sys.stderr)
         return 2
     except (MemoryError, RuntimeError) as error:
         if not is_out_of_memory(error):
             raise
-        print(f"train.py: {OUT_OF_MEMORY}", file=sys.stderr)
+        print(f"{who}: {OUT_OF_MEMORY}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print(f"\nstopped; the last checkpoint, if any, is in {config.out}", file=sys.stderr)
+        if parallel.first():
+            print(f"\nstopped; the last checkpoint, if any, is in {config.out}", file=sys.stderr)
         return 130
 
 
 if __name__ == "__main__":
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    sys.exit(main())
+    parallel.join()
+    code = main()
+    if code == 0:  # (else the others may never come to say goodbye; torchrun ends them)
+        parallel.leave()
+    sys.exit(code)

@@ -45,6 +45,13 @@ def spread(low: int, high: int, n: int) -> list[int]:
     return [lengths[i] for i in order]
 
 
+def clock(policy: Policy) -> float:
+    """Seconds, once the device has done all it was given."""
+    if policy.device.type == "cuda":
+        torch.cuda.synchronize()
+    return time.perf_counter()
+
+
 class Workload:
     """Prompts, forced reply lengths and observations, the same for both sides."""
 
@@ -95,13 +102,13 @@ def ours(policy: Policy, work: Workload) -> tuple[float, list, dict]:
     policy.prompt_ids = lambda world, task, observation, reflection: work.prompt(task.spec["row"])
     policy.turn_ids = lambda observation, last: work.observations[int(observation)]
     how = Sampling(1.0, 1.0, strategy_tokens=10**6, reply_tokens=max(map(max, work.lengths)), rows=work.rows)
-    began = time.perf_counter()
-    rollout = ForcedRollout(policy, "bench", [Job(t) for t in tasks], how, torch.Generator().manual_seed(0), lambda: None)
+    began, generator = clock(policy), torch.Generator(policy.device).manual_seed(0)
+    rollout = ForcedRollout(policy, "bench", [Job(t) for t in tasks], how, generator, lambda: None)
     rollout.work, rollout.shapes = work, [(work.prompts.numel(), 0)]
     policy.model.config._attn_implementation = "ragged"
     episodes = rollout.run()
     policy.model.config._attn_implementation = "sdpa"
-    seconds = time.perf_counter() - began
+    seconds = clock(policy) - began
     assert sum(sum(e.mask) for e in episodes) == work.tokens
     return seconds, rollout.shapes, rollout.seconds
 
@@ -109,8 +116,8 @@ def ours(policy: Policy, work: Workload) -> tuple[float, list, dict]:
 class ForcedLengths(StoppingCriteria):
     """Row i of generate() is done after lengths[i] new tokens."""
 
-    def __init__(self, start: int, lengths: list[int]):
-        self.start, self.lengths = start, torch.tensor(lengths)
+    def __init__(self, start: int, lengths: list[int], device):
+        self.start, self.lengths = start, torch.tensor(lengths, device=device)
 
     def __call__(self, ids, scores, **kwargs):
         return (ids.shape[1] - self.start) >= self.lengths
@@ -119,7 +126,7 @@ class ForcedLengths(StoppingCriteria):
 @torch.inference_mode()
 def generate(policy: Policy, work: Workload) -> float:
     """Seconds for the same workload with generate(), one call a turn for all rows, padded on the left."""
-    began = time.perf_counter()
+    began = clock(policy)
     conversations, sampled = [work.prompt(i) for i in range(work.rows)], 0
     for turn in range(work.turns):
         longest = max(map(len, conversations))
@@ -128,17 +135,18 @@ def generate(policy: Policy, work: Workload) -> float:
         for i, c in enumerate(conversations):
             ids[i, longest - len(c) :] = torch.tensor(c)
             mask[i, longest - len(c) :] = 1
-        lengths = [work.lengths[i][turn] for i in range(work.rows)]
+        lengths, ids, mask = [work.lengths[i][turn] for i in range(work.rows)], ids.to(policy.device), mask.to(policy.device)
         out = policy.model.generate(
             ids, attention_mask=mask, do_sample=True, temperature=1.0, top_k=0, top_p=1.0, max_new_tokens=max(lengths),
-            eos_token_id=None, pad_token_id=0, stopping_criteria=StoppingCriteriaList([ForcedLengths(longest, lengths)]),
+            eos_token_id=None, pad_token_id=0,
+            stopping_criteria=StoppingCriteriaList([ForcedLengths(longest, lengths, policy.device)]),
         )  # fmt: skip
         for i, n in enumerate(lengths):
             reply = out[i, longest : longest + n].tolist()
             sampled += len(reply)
             conversations[i] += reply + work.observations[turn]
     assert sampled == work.tokens
-    return time.perf_counter() - began
+    return clock(policy) - began
 
 
 @torch.inference_mode()
@@ -146,15 +154,16 @@ def limit(policy: Policy, shapes: list) -> float:
     """Seconds of the matrix products alone: every Linear layer of the body on all tokens, the head on the rows."""
     head = policy.model.get_output_embeddings().weight
     body = [m.weight for m in policy.model.base_model.modules() if isinstance(m, torch.nn.Linear)]
-    inputs = {(n, w.shape[1]): torch.randn(n, w.shape[1], dtype=w.dtype) for n, rows in shapes for w in body}
-    heads = {rows: torch.randn(rows, head.shape[1], dtype=head.dtype) for _, rows in shapes}
-    began = time.perf_counter()
+    kind = dict(dtype=head.dtype, device=head.device)
+    inputs = {(n, w.shape[1]): torch.randn(n, w.shape[1], **kind) for n, rows in shapes for w in body}
+    heads = {rows: torch.randn(rows, head.shape[1], **kind) for _, rows in shapes}
+    began = clock(policy)
     for n, rows in shapes:
         for w in body:
             torch.nn.functional.linear(inputs[n, w.shape[1]], w)
         if rows:
             torch.nn.functional.linear(heads[rows], head)
-    return time.perf_counter() - began
+    return clock(policy) - began
 
 
 @torch.inference_mode()
@@ -165,17 +174,18 @@ def decode(policy: Policy, rows: int = 64, context: int = 200, steps: int = 10) 
     tasks = [envs.Task(str(i), "", "", "", "", {"row": i}) for i in range(rows)]
     policy.prompt_ids = lambda world, task, observation, reflection: work.prompt(task.spec["row"])
     how = Sampling(1.0, 1.0, strategy_tokens=10**6, reply_tokens=steps + 2, rows=rows)
-    rollout = ForcedRollout(policy, "bench", [Job(t) for t in tasks], how, torch.Generator().manual_seed(0), lambda: None)
+    generator = torch.Generator(policy.device).manual_seed(0)
+    rollout = ForcedRollout(policy, "bench", [Job(t) for t in tasks], how, generator, lambda: None)
     rollout.work, rollout.shapes = work, []
     policy.model.config._attn_implementation = "ragged"
     rollout._prepare_prompts()
     rollout._start_episodes(range(rows))
     for _ in range(2):
         rollout._sample(rollout._feed())
-    began = time.perf_counter()
+    began = clock(policy)
     for _ in range(steps):
         rollout._sample(rollout._feed())
-    seconds = time.perf_counter() - began
+    seconds = clock(policy) - began
     policy.model.config._attn_implementation = "sdpa"
     return seconds, limit(policy, [(rows, rows)] * steps)
 

@@ -59,7 +59,7 @@ def batch(policy, groups: int = GROUPS, size: int = SIZE) -> list[Episode]:
                 temps, segments = [1.2] * hot + [0.7] * hot, [STRATEGY] * hot + [ACTION] * hot
                 e.extend(tokens(REPLY), True, [0.0] * REPLY, temps, segments)
                 e.turns.append(Turn("", "", "", "stop"))
-            row = grpo.Row(e, 0.0, "cpu")
+            row = grpo.Row(e, 0.0, policy.device)
             grpo.set_reference([row], policy.model, 4096)
             for at, logprob in zip(row.at.tolist(), row.reference.tolist(), strict=True):
                 e.logprobs[at] = logprob
@@ -75,11 +75,12 @@ def ours(policy, episodes, optimizer) -> float:
 def reference(policy, episodes, optimizer) -> float:
     """The formula of grpo.py, as it stands there."""
     rewards, groups = [e.reward for e in episodes], [e.group for e in episodes]
-    advantages = torch.tensor(grpo.group_advantages(rewards, groups))
+    advantages = torch.tensor(grpo.group_advantages(rewards, groups), device=policy.device)
     longest, total = max(len(e.ids) for e in episodes), sum(sum(e.mask) for e in episodes)
 
     def padded(name, value):
-        return torch.tensor([getattr(e, name) + [value] * (longest - len(e.ids)) for e in episodes])
+        whole = [getattr(e, name) + [value] * (longest - len(e.ids)) for e in episodes]
+        return torch.tensor(whole, device=policy.device)
 
     ids, mask, temps, old = padded("ids", 0), padded("mask", False), padded("temps", 1.0), padded("logprobs", 0.0)
     for i in range(0, len(episodes), REFERENCE_ROWS):
