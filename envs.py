@@ -497,7 +497,7 @@ PHONE_FAMILY_COUNTS = {
 
 class Phone:
     """A phone.  Actions: tap X Y, press X Y (long), double X Y, pinch X Y, twist X Y, knock X Y, swipe WAY [X Y],
-    type TEXT, back, home, open APP, done.
+    type TEXT, back, home, open APP, done.  "tap save 3 4" is tap 3 4.
 
     The episode ends when the agent says done - with success if the phone is then as wanted and nothing else
     was changed - or without success at the step limit.
@@ -557,9 +557,11 @@ class Phone:
 
     def _point(self, means: str, words: list[str]) -> str:
         """A gesture at a cell.  Things react to the one means that works in this task, buttons to taps."""
-        if len(words) != 2 or not all(re.fullmatch("[0-9]+", w) for w in words):
+        # a widget's name may stand before the numbers; what counts is the cell
+        match = re.fullmatch(r"(?:[a-z][a-z.]* ){0,3}([0-9]+) ([0-9]+)", " ".join(words))
+        if not match:
             return f"Not possible: {means} needs two numbers"
-        x, y = map(int, words)
+        x, y = map(int, match.groups())
         if x >= PHONE_WIDTH or y >= PHONE_HEIGHT:
             return "Not possible: the screen has columns 0 to 11 and rows 0 to 19"
         widgets = zip(self._widgets(), self.draw(), strict=True)
@@ -859,7 +861,7 @@ class PhoneScript:
         self.known: dict[str, str] = {}  # category -> means that worked in this episode
 
     def reply(self, observation: str) -> tuple[str, str]:
-        """The next strategy and action, e.g. ("delete note milk.md: try press", "press 3 4")."""
+        """The next strategy and action, e.g. ("delete note milk.md: try press", "press milk.md 3 4")."""
         screen, _, rest = observation.rpartition(". ")[2].partition(": ")
         widgets = [widget.rsplit(maxsplit=4) for widget in rest.split("; ")]  # [label, x1, y1, x2, y2]
         self._learn(screen, observation)
@@ -871,9 +873,9 @@ class PhoneScript:
         typed, _, extension = (name if kind == "new" else value).partition(".")
 
         def on(label: str, means: str = "tap") -> str:
-            """The gesture at one of the corners of a widget, which are the cells that the screen names."""
-            box = next(box for text, *box in widgets if text.split()[0] == label)
-            return f"{means} {self.rng.choice(box[::2])} {self.rng.choice(box[1::2])}"
+            """The gesture at a widget's first cell, in the words of the screen."""
+            text, x, y = next((text, x, y) for text, x, y, *_ in widgets if text.split()[0] == label)
+            return f"{means} {text} {x} {y}"
 
         if self._reached(screen, labels):
             return f"{goal}: finish", "done"

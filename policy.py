@@ -557,9 +557,15 @@ def _demo_texts(world: str, rng: random.Random, episodes: int = 400) -> list[str
     return texts
 
 
-def tiny_folder(world: str, settings: TinySettings = TinySettings()) -> Path:
+def tiny_settings(world: str) -> TinySettings:
+    """The settings of a world's base.  Where episodes are long there are fewer steps: three minutes on two cores."""
+    return TinySettings(steps={"phone": 420}.get(world, TinySettings.steps))
+
+
+def tiny_folder(world: str, settings: TinySettings | None = None) -> Path:
     """Where the tiny base of a world is kept.  The name is a hash of all that shapes it: settings, library
     versions, what the scripted behaviour says and does (a sample of it), and the code that learns from it."""
+    settings = settings or tiny_settings(world)
     makers = (Policy.prompt_ids, Policy.turn_ids, demo_tokens, warm_start, token_logprobs, tiny_tokenizer, tiny_config)
     shaped_by = [repr(settings), TINY_TEMPLATE, torch.__version__, transformers.__version__, tokenizers.__version__]
     shaped_by += _demo_texts(world, random.Random(settings.seed)) + [inspect.getsource(maker) for maker in makers]
@@ -578,8 +584,9 @@ def tiny_config(settings: TinySettings, tokenizer) -> Qwen3Config:
     )  # fmt: skip
 
 
-def build_tiny(world: str, settings: TinySettings = TinySettings()) -> Path:
+def build_tiny(world: str, settings: TinySettings | None = None) -> Path:
     """Build and warm-start the tiny base of a world, or find it done.  Returns its Hugging Face folder."""
+    settings = settings or tiny_settings(world)
     folder = tiny_folder(world, settings)
     if folder.exists():
         return folder

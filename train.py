@@ -408,7 +408,7 @@ class Run:
 
     def roll_out(self, tasks: list[envs.Task], first_group: int, tick) -> list[Episode]:
         """Play `group_size` episodes of each task, a group a task, and remember their strategies."""
-        config, size = self.config, self.config.group_size
+        size = self.config.group_size
         jobs = [Job(task, self.draw(task), first_group + i) for i, task in enumerate(tasks) for _ in range(size)]
         episodes = self.play(jobs, tick)
         for e in episodes:  # after collection: no episode reflects on one of its own group
