@@ -1429,13 +1429,13 @@ CODE_TRANSFORMS = {"squares": "x * x", "cubes": "x * x * x", "times": "{} * x"}
 # A reading says what is wanted where the instruction is silent.  The usual ones differ in what comes after
 # the list (if it is empty, that counts instead); the odd ones in what is done to the result.
 CODE_USUAL = {"plain": "", "zero": " or [0]", "minus": " or [-1]"}
-CODE_BELIEFS = (0.75, 0.2, 0.05)  # how often "Write" tasks want the usual readings - and the script's beliefs
+CODE_BELIEFS = (0.6, 0.25, 0.15)  # how often "Write" tasks want the usual readings - and the script's beliefs
 CODE_ODD = {
     "negated": "-{}", "doubled": "2 * {}", "squared": "{} ** 2", "text": "str({})", "listed": "[{}]",
     "next": "{} + 1", "paired": "[{}, len(xs)]", "halved": "{} // 2",
 }  # fmt: skip
 CODE_READINGS = (*CODE_USUAL, *CODE_ODD)
-CODE_ODD_SHARE = 0.010  # the share of the script's attempts that use an odd reading; two attempts make an episode
+CODE_ODD_SHARE = 0.012  # the share of the script's attempts that use an odd reading; two attempts make an episode
 CODE_LEGACY = {"total": "negated", "count": "text", "biggest": "doubled", "first": "listed"}  # the rule of the hard tier
 
 # The kinds of short tasks: aggregate alone, of one filter, of a transform, of both, of two filters, of all three.

@@ -131,8 +131,12 @@ def test_the_warm_start_cannot_learn_the_rule():
     for aggregate, right in world.CODE_LEGACY.items():
         mine = [t.spec["reading"] for t in tasks if t.spec["aggregate"] == aggregate]
         assert len(mine) > 150 and abs(mine.count(right) - len(mine) * chance) < 4 * (len(mine) * chance) ** 0.5
-    told = [world.CodeScript(t, rng).reply("2 attempts left.")[0].endswith(world.CODE_LEGACY[t.spec["aggregate"]]) for t in tasks]
-    assert sum(told) / len(told) < 0.006  # and its demonstrator hardly ever thinks of it
+    told = [
+        world.CodeScript(t, rng).reply("2 attempts left.")[0].endswith(world.CODE_LEGACY[t.spec["aggregate"]])
+        for t in tasks
+        for _ in range(10)
+    ]
+    assert sum(told) / len(told) < 0.004  # and its demonstrator hardly ever thinks of it (0.0015 are expected)
 
 
 # -- attempts --------------------------------------------------------------------------------------------
