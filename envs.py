@@ -496,8 +496,8 @@ PHONE_FAMILY_COUNTS = {
 
 
 class Phone:
-    """A phone.  Actions: tap X Y, press X Y (long), double X Y, pinch X Y, twist X Y, knock X Y, swipe WAY [X Y],
-    type TEXT, back, home, open APP, done.  "tap save 3 4" is tap 3 4.
+    """A phone.  Actions: tap X,Y, press X,Y (long), double X,Y, pinch X,Y, twist X,Y, knock X,Y, swipe WAY [X,Y],
+    type TEXT, back, home, open APP, done.  "tap save 3,4", "tap 3 4" and "tap(3, 4)" are tap 3,4.
 
     The episode ends when the agent says done - with success if the phone is then as wanted and nothing else
     was changed - or without success at the step limit.
@@ -553,7 +553,7 @@ class Phone:
         if verb in ("back", "home", "done") and not words:
             self.said_done = verb == "done"
             return "" if verb == "done" else self._back() if verb == "back" else self._go("home")
-        return "Not possible: an action is one of tap X Y, press X Y, swipe left, type TEXT, open APP, back, home, done"
+        return "Not possible: an action is one of tap X,Y, press X,Y, swipe left, type TEXT, open APP, back, home, done"
 
     def _point(self, means: str, words: list[str]) -> str:
         """A gesture at a cell.  Things react to the one means that works in this task, buttons to taps."""
@@ -681,7 +681,7 @@ class Phone:
         return "\n".join([head] + [f"{y:2} {''.join(row)}|" for y, row in enumerate(rows)])
 
     def _look(self) -> str:
-        return f"{self.title()}: " + "; ".join(" ".join(map(str, box)) for box in self.draw())
+        return f"{self.title()}: " + "; ".join(f"{label} {x1},{y1} {x2},{y2}" for label, x1, y1, x2, y2 in self.draw())
 
     def _info(self) -> dict:
         old, new = self.task.spec["data"], self.data
@@ -837,7 +837,7 @@ def phone_practice(rng: random.Random) -> Task:
 
 def phone_slip(rng: random.Random) -> str:
     """A random action, mostly without effect: practice in going on from there."""
-    at = f"{rng.randrange(PHONE_WIDTH)} {rng.randrange(PHONE_HEIGHT)}"
+    at = f"{rng.randrange(PHONE_WIDTH)},{rng.randrange(PHONE_HEIGHT)}"
     texts = (f"{rng.choice(PHONE_POINTS)} {at}", f"{rng.choice(PHONE_SWIPES)} {at}", f"type {rng.choice(PHONE_WORDS)}")
     return rng.choice((*texts, f"open {rng.choice(PHONE_APPS)}", "back", "home"))
 
@@ -861,9 +861,9 @@ class PhoneScript:
         self.known: dict[str, str] = {}  # category -> means that worked in this episode
 
     def reply(self, observation: str) -> tuple[str, str]:
-        """The next strategy and action, e.g. ("delete note milk.md: try press", "press milk.md 3 4")."""
+        """The next strategy and action, e.g. ("delete note milk.md: try press", "press milk.md 3,4")."""
         screen, _, rest = observation.rpartition(". ")[2].partition(": ")
-        widgets = [widget.rsplit(maxsplit=4) for widget in rest.split("; ")]  # [label, x1, y1, x2, y2]
+        widgets = [widget.rsplit(maxsplit=2) for widget in rest.split("; ")]  # [label, first cell, last cell]
         self._learn(screen, observation)
         labels = [label for label, *_ in widgets]
         while len(self.goals) > 1 and self._reached(screen, labels):
@@ -874,8 +874,8 @@ class PhoneScript:
 
         def on(label: str, means: str = "tap") -> str:
             """The gesture at a widget's first cell, in the words of the screen."""
-            text, x, y = next((text, x, y) for text, x, y, *_ in widgets if text.split()[0] == label)
-            return f"{means} {text} {x} {y}"
+            text, cell = next((text, cell) for text, cell, _ in widgets if text.split()[0] == label)
+            return f"{means} {text} {cell}"
 
         if self._reached(screen, labels):
             return f"{goal}: finish", "done"
@@ -1794,10 +1794,10 @@ _WORLDS = {
     "phone": World(
         Phone, PhoneScript, phone_tasks, phone_practice, phone_slip,
         "You use a phone. A screen is shown as its name and its widgets, each with the columns and rows that it "
-        "covers: label x1 y1 x2 y2. Columns go from 0 to 11, rows from 0 to 19. Actions: tap X Y, press X Y (long), "
-        "double X Y, pinch X Y, twist X Y, knock X Y, swipe left|right|up|down X Y, type TEXT, back, home, open APP, done. "
+        "covers: label x1,y1 x2,y2. Columns go from 0 to 11, rows from 0 to 19. Actions: tap X,Y, press X,Y (long), "
+        "double X,Y, pinch X,Y, twist X,Y, knock X,Y, swipe left|right|up|down X,Y, type TEXT, back, home, open APP, done. "
         "Any cell of a widget will do. Typing replaces what is in the field. Say done when the task is finished, and not "
-        "before. Example of an action: tap 3 4",
+        "before. Example of an action: tap 3,4",
     ),
     "apps": World(
         Apps, AppsScript, apps_tasks, apps_practice, apps_slip,

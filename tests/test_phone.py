@@ -273,4 +273,4 @@ def test_the_outcome_is_what_was_tried_what_changed_and_whether_done_was_said():
 def test_the_instructions_name_every_gesture():
     """H82.  (That the example is an action, test_envs.py checks.)"""
     full = world.INSTRUCTIONS["phone"]["full"]
-    assert all(f"{means} X Y" in full for means in world.PHONE_POINTS) and "swipe left|right|up|down X Y" in full
+    assert all(f"{means} X,Y" in full for means in world.PHONE_POINTS) and "swipe left|right|up|down X,Y" in full
