@@ -285,6 +285,29 @@ def test_metrics_have_plain_and_reflected_success_apart(train_flags, coins):
     assert metrics["reflected"] == sum(e.reflection.mode != "plain" for e in episodes) / 48
 
 
+def test_the_learning_rate_follows_the_updates_not_the_optimiser_steps(train_flags, coins):
+    """G65: a schedule that is advanced by every minibatch ends too early."""
+    run, rates, steps = new_run(train_flags("run", updates=4, epochs=3, minibatch_steps=4, tasks_per_update=4)), [], []
+    real = run.optimizer.step
+    run.optimizer.step = lambda: (rates[-1].append(run.optimizer.param_groups[0]["lr"]), real())
+    for _ in range(4):
+        rates.append([])
+        steps.append(run.one_update(quiet)[0]["optimizer_steps"])
+    assert max(steps) > 1 and [len(r) for r in rates] == steps
+    for mine, share in zip(rates, (1, 1, 1, 0.5), strict=True):
+        assert mine == [1e-3 * share] * len(mine)
+
+
+def test_metrics_of_length_do_not_come_from_the_loss_mask(train_flags, coins):
+    """D37: mean length and share of cut-off replies are of all episodes, also where the loss leaves the cut ones out."""
+    run = new_run(train_flags("run", overlong_mask="on", reply_tokens=9, strategy_tokens=4))
+    metrics, episodes = run.one_update(quiet)
+    replies = [turn.finish for e in episodes for turn in e.turns]
+    assert 0 < replies.count("length") and metrics["kept"] < 1
+    assert metrics["cut_off_replies"] == replies.count("length") / len(replies)
+    assert metrics["tokens"] == sum(sum(e.mask) for e in episodes) and metrics["episodes"] == len(episodes)
+
+
 @pytest.mark.parametrize(
     "method, temps, modes", [("sge", {1.2, 0.7}, {"plain", "negative", "positive"}), ("grpo", {0.7}, {"plain"})]
 )
