@@ -470,6 +470,8 @@ PHONE_MEANS = {
     "type": (("tap", "name", "press"), "swipe left"),  # the dropdown of a new note; "name", typing it, never works
 }
 
+PHONE_ODD_SHARE = 0.015  # the share of the script's choices that are odd means
+
 # A layout style says how the five places of a screen lie.  The last one is for test tasks only.
 PHONE_STYLES = {"train": ("rows", "columns", "low"), "test": ("stairs",)}
 
@@ -916,7 +918,7 @@ class PhoneScript:
 
     def _choose(self, category: str, goal: str) -> str:
         """What to try on a thing: a draw from the beliefs, whatever was tried before."""
-        usual, odd = PHONE_MEANS[category][0], self.rng.random() < ODD
+        usual, odd = PHONE_MEANS[category][0], self.rng.random() < PHONE_ODD_SHARE
         shown = [m for g, m in self.shown if g == goal]
         fresh = [m for m in usual + PHONE_ODD if m not in shown]
         if category in self.known:
@@ -964,7 +966,7 @@ _APPS_REQUESTS = {
 _APPS_DESKS = ("notes", "files", "photos", "tasks", "phone", "maps", "clock", "news")  # the apps that have a desk
 _APPS_HOMES = tuple(app for app, *_ in _APPS_REQUESTS.values())
 _APPS_USUAL = (0.6, 0.25, 0.15)  # how often each of the three ways works for a usual account - and the script's beliefs
-_APPS_ODD = 0.009  # the share of the script's choices that are desks
+_APPS_ODD = 0.02  # the share of the script's choices that are desks
 _APPS_PAGE = 3  # items on a page of a list
 
 # "app.api" -> its arguments in order; all but those of docs.show are required
@@ -1435,7 +1437,7 @@ CODE_ODD = {
     "next": "{} + 1", "paired": "[{}, len(xs)]", "halved": "{} // 2",
 }  # fmt: skip
 CODE_READINGS = (*CODE_USUAL, *CODE_ODD)
-CODE_ODD_SHARE = 0.012  # the share of the script's attempts that use an odd reading; two attempts make an episode
+CODE_ODD_SHARE = 0.03  # the share of the script's attempts that use an odd reading; two attempts make an episode
 CODE_LEGACY = {"total": "negated", "count": "text", "biggest": "doubled", "first": "listed"}  # the rule of the hard tier
 
 # The kinds of short tasks: aggregate alone, of one filter, of a transform, of both, of two filters, of all three.

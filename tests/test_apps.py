@@ -76,7 +76,7 @@ def test_the_warm_start_cannot_learn_the_hard_rule():
             first[play_script(task, rng)[0][0][0].endswith(desk)] += 1
     for family, count in n.items():
         assert count > 150 and abs(works[family] - count / 11) < 4 * (count / 11) ** 0.5, family
-    assert first[True] / first.total() < 0.005  # and its demonstrator does not think of it
+    assert first[True] / first.total() < 0.008  # and its demonstrator does not think of it
 
 
 def test_reflection_turns_to_what_was_not_shown_or_does_the_same_again():
