@@ -130,7 +130,7 @@ class Config:
     model: str = setting("tiny", "tiny, a Hugging Face folder, a run folder, a .gguf file or a hub name")
     dtype: str = setting("float32", "precision of the weights; with bfloat16, AdamW keeps float32 masters", tuple(DTYPES))
     seed: int = setting(0, "seed of everything random in the run (the tiny base has its own)")
-    updates: int = setting(40, "updates to train for")
+    updates: int = setting(60, "updates to train for")
     out: str = setting("", "run folder (default: runs/ENV-METHOD-MODEL-seedN)")
     device: str = setting("auto", "where to run", ("auto", "cpu", "cuda"))
     threads: int = setting(0, "CPU threads (0: torch's own choice)")
