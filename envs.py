@@ -62,6 +62,27 @@ class Task:
     spec: dict = field(compare=False, hash=False, repr=False)
 
 
+def draw_tasks(world: str, counts: dict, make: Callable, asked: Callable) -> dict[tuple[str, str], list[Task]]:
+    """The tasks of a world by (split, tier): drawn until each family has as many as `counts`[split][tier] says.
+
+    make(rng, task id, split, tier, family) draws a task; asked(task) is what it asks for, and no two tasks ask for
+    the same; None: the task makes no sense.  Train comes first, so test avoids it.
+    """
+    seen, drawn = {None}, {}
+    for split in SPLITS:
+        for tier in TIERS:
+            rng = random.Random(f"{world}/{split}/{tier}")  # a string seed: the same under every PYTHONHASHSEED
+            found = drawn[split, tier] = []
+            for family, count in counts[split][tier].items():
+                while count:
+                    task = make(rng, f"{world}/{split}/{tier}/{len(found):03d}", split, tier, family)
+                    if asked(task) not in seen:
+                        seen.add(asked(task))
+                        found.append(task)
+                        count -= 1
+    return drawn
+
+
 # ------------------------------------------------------------------------------------------------------
 # house
 # ------------------------------------------------------------------------------------------------------
@@ -309,24 +330,11 @@ def _house_task(rng: random.Random, task_id: str, split: str, tier: str, family:
     return Task(task_id, split, tier, family, f"{kind} house: {', '.join(places)}. Task: {text}.", spec)
 
 
-def _combination(task: Task) -> tuple:
-    """What makes a test task unseen: no training task of its tier asks for the same thing."""
+def _house_asked(task: Task) -> tuple | None:
+    """What a task asks for, the tier included; None if that is so from the start."""
+    if any(_holds_at_start(task, goal) for goal in task.spec["goals"]):
+        return None
     return (task.tier, task.family, tuple(task.spec["goals"]))
-
-
-def _house_tasks(split: str, tier: str, seen: set) -> list[Task]:
-    rng = random.Random(f"house/{split}/{tier}")  # a string seed: the same under every PYTHONHASHSEED
-    tasks = []
-    for family, count in FAMILY_COUNTS[split][tier].items():
-        while count:
-            name = f"house/{split}/{tier}/{len(tasks):03d}"
-            task = _house_task(rng, name, split, tier, family, "messy" if tier == "hard" else "tidy")
-            if _combination(task) in seen or any(_holds_at_start(task, goal) for goal in task.spec["goals"]):
-                continue
-            seen.add(_combination(task))
-            tasks.append(task)
-            count -= 1
-    return tasks
 
 
 def _holds_at_start(task: Task, goal: tuple) -> bool:
@@ -335,11 +343,13 @@ def _holds_at_start(task: Task, goal: tuple) -> bool:
     return env._holds(goal)
 
 
-def house_tasks(split: str) -> dict[str, list[Task]]:
-    """The tasks of a split by tier.  No test task asks for the same thing as a training task of its tier."""
-    seen: set = set()
-    drawn = {(s, t): _house_tasks(s, t, seen) for s in SPLITS for t in TIERS}  # train first, test avoids it
-    return {t: drawn[split, t] for t in TIERS}
+def house_tasks() -> dict[tuple[str, str], list[Task]]:
+    """All tasks by (split, tier).  No test task asks for the same thing as a training task of its tier."""
+
+    def make(rng: random.Random, task_id: str, split: str, tier: str, family: str) -> Task:
+        return _house_task(rng, task_id, split, tier, family, "messy" if tier == "hard" else "tidy")
+
+    return draw_tasks("house", FAMILY_COUNTS, make, _house_asked)
 
 
 def house_practice(rng: random.Random) -> Task:
@@ -349,7 +359,7 @@ def house_practice(rng: random.Random) -> Task:
     while True:
         family = rng.choices(list(families), list(families.values()))[0]
         task = _house_task(rng, "practice", "practice", tier, family, "anywhere" if tier == "hard" else "tidy")
-        if not any(_holds_at_start(task, goal) for goal in task.spec["goals"]):
+        if _house_asked(task):
             return task
 
 
@@ -797,33 +807,19 @@ def _phone_task(rng: random.Random, task_id: str, split: str, tier: str, family:
     return Task(task_id, split, tier, family, f"{'Beta phone' if tier == 'hard' else 'Phone'}: {said}.", spec)
 
 
-def _phone_distinct(task: Task) -> bool:
-    """Two goals are about two things: none undoes the other."""
-    named = [(app, name) for _, app, name, _ in task.spec["goals"]]
-    return len(set(named)) == len(named)
+def _phone_asked(task: Task) -> tuple | None:
+    """What a task asks for: in either order it is the same request.  None if two goals are about one thing."""
+    named = {(app, name) for _, app, name, _ in task.spec["goals"]}
+    return (frozenset(task.spec["goals"]), task.tier == "hard") if len(named) == len(task.spec["goals"]) else None
 
 
-def _phone_split(split: str, tier: str, seen: set) -> list[Task]:
-    rng = random.Random(f"phone/{split}/{tier}")  # a string seed: the same under every PYTHONHASHSEED
-    tasks = []
-    for family, count in PHONE_FAMILY_COUNTS[split][tier].items():
-        while count:
-            name = f"phone/{split}/{tier}/{len(tasks):03d}"
-            task = _phone_task(rng, name, split, tier, family, "beta" if tier == "hard" else "usual")
-            asked = frozenset(task.spec["goals"]), tier == "hard"  # in either order it is the same request
-            if asked in seen or not _phone_distinct(task):
-                continue
-            seen.add(asked)
-            tasks.append(task)
-            count -= 1
-    return tasks
+def phone_tasks() -> dict[tuple[str, str], list[Task]]:
+    """All tasks by (split, tier).  No instruction comes twice."""
 
+    def make(rng: random.Random, task_id: str, split: str, tier: str, family: str) -> Task:
+        return _phone_task(rng, task_id, split, tier, family, "beta" if tier == "hard" else "usual")
 
-def phone_tasks(split: str) -> dict[str, list[Task]]:
-    """The tasks of a split by tier.  No instruction comes twice."""
-    seen: set = set()
-    drawn = {(s, t): _phone_split(s, t, seen) for s in SPLITS for t in TIERS}  # train first, test avoids it
-    return {t: drawn[split, t] for t in TIERS}
+    return draw_tasks("phone", PHONE_FAMILY_COUNTS, make, _phone_asked)
 
 
 def phone_practice(rng: random.Random) -> Task:
@@ -833,7 +829,7 @@ def phone_practice(rng: random.Random) -> Task:
     while True:
         family = rng.choices(list(families), list(families.values()))[0]
         task = _phone_task(rng, "practice", "practice", tier, family, "any" if tier == "hard" else "usual")
-        if _phone_distinct(task):
+        if _phone_asked(task):
             return task
 
 
@@ -1291,25 +1287,9 @@ def _apps_task(rng: random.Random, task_id: str, split: str, tier: str, family: 
     return Task(task_id, split, tier, family, f"{'Old account' if old else 'Account'}. Task: {text}.", spec)
 
 
-def _apps_tasks(split: str, tier: str, seen: set) -> list[Task]:
-    """The tasks of a split and tier; `seen` holds the instructions that are taken."""
-    rng = random.Random(f"apps/{split}/{tier}")  # a string seed: the same under every PYTHONHASHSEED
-    tasks: list[Task] = []
-    for family, count in _APPS_FAMILIES[split][tier].items():
-        while count:
-            task = _apps_task(rng, f"apps/{split}/{tier}/{len(tasks):03d}", split, tier, family)
-            if task.instruction not in seen:
-                seen.add(task.instruction)
-                tasks.append(task)
-                count -= 1
-    return tasks
-
-
-def apps_tasks(split: str) -> dict[str, list[Task]]:
-    """{tier: tasks} of a split.  Train is drawn first, and test avoids its instructions."""
-    seen: set = set()
-    drawn = {(s, t): _apps_tasks(s, t, seen) for s in ("train", "test") for t in TIERS}
-    return {t: drawn[split, t] for t in TIERS}
+def apps_tasks() -> dict[tuple[str, str], list[Task]]:
+    """All tasks by (split, tier).  No instruction comes twice."""
+    return draw_tasks("apps", _APPS_FAMILIES, _apps_task, lambda task: task.instruction)
 
 
 def apps_practice(rng: random.Random) -> Task:
@@ -1684,35 +1664,20 @@ def _code_problem(problem: problems.Problem, task_id: str) -> Task:
 
 
 @functools.cache
-def _code_drawn() -> dict[tuple[str, str], list[Task]]:
-    """All tasks by (split, tier): short ones first, then problems.  No instruction occurs twice."""
-    seen, drawn = set(), {}
-    for split in SPLITS:
-        for tier in TIERS:
-            rng = random.Random(f"code/{split}/{tier}")  # a string seed: the same under every PYTHONHASHSEED
-            found = drawn[split, tier] = []
-            for family, count in CODE_FAMILY_COUNTS[split][tier].items():
-                while count:
-                    task = _code_task(rng, f"code/{split}/{tier}/{len(found):03d}", split, tier, family)
-                    if task.instruction not in seen:
-                        seen.add(task.instruction)
-                        found.append(task)
-                        count -= 1
-            for problem in problems.PROBLEMS:
-                if (problem.split, problem.tier) == (split, tier):
-                    found.append(_code_problem(problem, f"code/{split}/{tier}/{len(found):03d}"))
+def code_tasks() -> dict[tuple[str, str], list[Task]]:
+    """All tasks by (split, tier): short ones first, then problems.  No instruction comes twice."""
+    drawn = draw_tasks("code", CODE_FAMILY_COUNTS, _code_task, lambda task: task.instruction)
+    for (split, tier), found in drawn.items():
+        for problem in problems.PROBLEMS:
+            if (problem.split, problem.tier) == (split, tier):
+                found.append(_code_problem(problem, f"code/{split}/{tier}/{len(found):03d}"))
     return drawn
-
-
-def code_tasks(split: str) -> dict[str, list[Task]]:
-    """The tasks of a split by tier."""
-    return {tier: list(_code_drawn()[split, tier]) for tier in TIERS}
 
 
 def code_practice(rng: random.Random) -> Task:
     """A short task for the warm start, none of the test split.  Its legacy functions want any reading, so the
     rule cannot leak."""
-    test = {task.instruction for tier in TIERS for task in _code_drawn()["test", tier]}
+    test = {task.instruction for tier in TIERS for task in code_tasks()["test", tier]}
     tier = rng.choices(TIERS, (4, 2, 3))[0]
     families = CODE_FAMILY_COUNTS["train"][tier]
     while True:
@@ -1780,7 +1745,7 @@ class World:
 
     env: type  # reset(task), step(action)
     script: type  # the scripted behaviour: (task, rng, mode, strategies, wild), reply(observation)
-    tasks: Callable[[str], dict[str, list[Task]]]  # split -> tier -> tasks
+    tasks: Callable[[], dict[tuple[str, str], list[Task]]]  # all tasks by (split, tier)
     practice: Callable[[random.Random], Task]
     slip: Callable[[random.Random], str]
     full: str  # what a pretrained model is told besides the task; the tiny one has learnt it from the script
@@ -1835,8 +1800,8 @@ def make_env(world: str):
 
 
 @functools.cache
-def _tasks(world: str, split: str) -> dict[str, list[Task]]:
-    return _world(world).tasks(split)
+def _tasks(world: str) -> dict[tuple[str, str], list[Task]]:
+    return _world(world).tasks()
 
 
 def tasks(world: str, split: str, tier: str = "all", brief: bool = False) -> list[Task]:
@@ -1850,7 +1815,7 @@ def tasks(world: str, split: str, tier: str = "all", brief: bool = False) -> lis
     _world(world)
     if split not in SPLITS or tier not in TIERS + ("all",):
         raise ValueError(f"no tasks for split {split!r}, tier {tier!r}: splits {SPLITS}, tiers {TIERS} or all")
-    chosen = [task for t in TIERS if tier in (t, "all") for task in _tasks(world, split)[t]]
+    chosen = [task for t in TIERS if tier in (t, "all") for task in _tasks(world)[split, t]]
     return [task for task in chosen if not (brief and task.family == "problem")]
 
 

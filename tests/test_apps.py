@@ -8,11 +8,11 @@ from collections import Counter
 
 import envs as apps
 import oracles
-from envs import SPLITS, Task
+from envs import Task
 from oracles import apps_plan
 
 play = functools.partial(oracles.play, "apps")
-TASKS = {(split, tier): tasks for split in SPLITS for tier, tasks in apps.apps_tasks(split).items()}
+TASKS = apps.apps_tasks()
 ALL = [task for tasks in TASKS.values() for task in tasks]
 REQUESTS = apps._APPS_REQUESTS
 

@@ -18,7 +18,7 @@ import problems
 import sandbox
 
 play = functools.partial(oracles.play, "code")
-TASKS = {(split, tier): tasks for split in envs.SPLITS for tier, tasks in world.code_tasks(split).items()}
+TASKS = world.code_tasks()
 ALL = [task for tasks in TASKS.values() for task in tasks]
 SHORT = [task for task in ALL if task.family != "problem"]
 BANK = [task for task in ALL if task.family == "problem"]

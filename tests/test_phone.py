@@ -13,7 +13,7 @@ from envs import PHONE_MEANS, PHONE_ODD, Phone, PhoneScript
 from oracles import PhoneOracle, phone_plan, state
 
 follow = functools.partial(oracles.follow, "phone")
-TASKS = {split: world.phone_tasks(split) for split in world.SPLITS}
+TASKS = {s: {t: tasks for (split, t), tasks in world.phone_tasks().items() if split == s} for s in world.SPLITS}
 EVERY = [task for tiers in TASKS.values() for tasks in tiers.values() for task in tasks]
 
 
