@@ -289,7 +289,7 @@ class UpdateSettings:
 
     clip: float = 0.2
     epochs: int = 2
-    minibatch_steps: int = 512  # environment steps a minibatch has at least (Table 2: 64 or 128)
+    minibatch_steps: int = 768  # environment steps a minibatch has at least (Table 2: 64 or 128)
     micro_tokens: int = 2048  # padded tokens whose graph is in memory at a time: memory, not arithmetic
     max_grad_norm: float = 1.0  # [not in the paper]
     advantage_groups: str = "joint"  # joint | split: are reflected episodes compared with plain ones?
