@@ -182,6 +182,7 @@ def test_a_helper_that_was_killed_is_replaced():
     check(HONEST, "f", HONEST_TESTS)
     old = sandbox._helper.process
     old.kill()
+    old.wait()  # a signal takes its time: until then the helper may still serve
     assert passed(HONEST, HONEST_TESTS) == [True] * 3 and sandbox._helper.process is not old
     assert nothing_is_left()
 
