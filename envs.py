@@ -83,6 +83,18 @@ def draw_tasks(world: str, counts: dict, make: Callable, asked: Callable) -> dic
     return drawn
 
 
+def draw_practice(rng: random.Random, counts: dict, make: Callable, asked: Callable) -> Task:
+    """A task for the warm start, of a family of the training split; `make` and `asked` as in `draw_tasks`, with
+    "practice" for the id and the split.  In hard ones anything may be the means that works: the rule cannot leak."""
+    tier = rng.choices(TIERS, (4, 2, 3))[0]
+    families = counts["train"][tier]
+    while True:
+        family = rng.choices(list(families), list(families.values()))[0]
+        task = make(rng, "practice", "practice", tier, family)
+        if asked(task) is not None:
+            return task
+
+
 # ------------------------------------------------------------------------------------------------------
 # house
 # ------------------------------------------------------------------------------------------------------
@@ -343,24 +355,19 @@ def _holds_at_start(task: Task, goal: tuple) -> bool:
     return env._holds(goal)
 
 
+def _house_make(rng: random.Random, task_id: str, split: str, tier: str, family: str) -> Task:
+    messy = "anywhere" if split == "practice" else "messy"
+    return _house_task(rng, task_id, split, tier, family, messy if tier == "hard" else "tidy")
+
+
 def house_tasks() -> dict[tuple[str, str], list[Task]]:
     """All tasks by (split, tier).  No test task asks for the same thing as a training task of its tier."""
-
-    def make(rng: random.Random, task_id: str, split: str, tier: str, family: str) -> Task:
-        return _house_task(rng, task_id, split, tier, family, "messy" if tier == "hard" else "tidy")
-
-    return draw_tasks("house", FAMILY_COUNTS, make, _house_asked)
+    return draw_tasks("house", FAMILY_COUNTS, _house_make, _house_asked)
 
 
 def house_practice(rng: random.Random) -> Task:
-    """A task for the warm start.  In its messy houses things are anywhere, so the rule cannot leak."""
-    tier = rng.choices(TIERS, (4, 2, 3))[0]
-    families = FAMILY_COUNTS["train"][tier]
-    while True:
-        family = rng.choices(list(families), list(families.values()))[0]
-        task = _house_task(rng, "practice", "practice", tier, family, "anywhere" if tier == "hard" else "tidy")
-        if _house_asked(task):
-            return task
+    """A task for the warm start.  In its messy houses things are anywhere."""
+    return draw_practice(rng, FAMILY_COUNTS, _house_make, _house_asked)
 
 
 def house_slip(rng: random.Random) -> str:
@@ -813,24 +820,19 @@ def _phone_asked(task: Task) -> tuple | None:
     return (frozenset(task.spec["goals"]), task.tier == "hard") if len(named) == len(task.spec["goals"]) else None
 
 
+def _phone_make(rng: random.Random, task_id: str, split: str, tier: str, family: str) -> Task:
+    beta = "any" if split == "practice" else "beta"
+    return _phone_task(rng, task_id, split, tier, family, beta if tier == "hard" else "usual")
+
+
 def phone_tasks() -> dict[tuple[str, str], list[Task]]:
     """All tasks by (split, tier).  No instruction comes twice."""
-
-    def make(rng: random.Random, task_id: str, split: str, tier: str, family: str) -> Task:
-        return _phone_task(rng, task_id, split, tier, family, "beta" if tier == "hard" else "usual")
-
-    return draw_tasks("phone", PHONE_FAMILY_COUNTS, make, _phone_asked)
+    return draw_tasks("phone", PHONE_FAMILY_COUNTS, _phone_make, _phone_asked)
 
 
 def phone_practice(rng: random.Random) -> Task:
-    """A task for the warm start.  On its Beta phones any means may work, so the rule cannot leak."""
-    tier = rng.choices(TIERS, (4, 2, 3))[0]
-    families = PHONE_FAMILY_COUNTS["train"][tier]
-    while True:
-        family = rng.choices(list(families), list(families.values()))[0]
-        task = _phone_task(rng, "practice", "practice", tier, family, "any" if tier == "hard" else "usual")
-        if _phone_asked(task):
-            return task
+    """A task for the warm start.  On its Beta phones any means may work."""
+    return draw_practice(rng, PHONE_FAMILY_COUNTS, _phone_make, _phone_asked)
 
 
 def phone_slip(rng: random.Random) -> str:
@@ -1293,11 +1295,8 @@ def apps_tasks() -> dict[tuple[str, str], list[Task]]:
 
 
 def apps_practice(rng: random.Random) -> Task:
-    """A task for the warm start.  For its old accounts anything may work, so the rule cannot leak."""
-    tier = rng.choices(TIERS, (4, 2, 3))[0]
-    families = _APPS_FAMILIES["train"][tier]
-    family = rng.choices(list(families), list(families.values()))[0]
-    return _apps_task(rng, "practice", "practice", tier, family)
+    """A task for the warm start.  For its old accounts anything may work."""
+    return draw_practice(rng, _APPS_FAMILIES, _apps_task, lambda task: task.instruction)
 
 
 def apps_slip(rng: random.Random) -> str:
@@ -1674,18 +1673,21 @@ def code_tasks() -> dict[tuple[str, str], list[Task]]:
     return drawn
 
 
+@functools.cache
+def _code_test_instructions() -> frozenset[str]:
+    return frozenset(task.instruction for tier in TIERS for task in code_tasks()["test", tier])
+
+
 def code_practice(rng: random.Random) -> Task:
-    """A short task for the warm start, none of the test split.  Its legacy functions want any reading, so the
-    rule cannot leak."""
-    test = {task.instruction for tier in TIERS for task in code_tasks()["test", tier]}
-    tier = rng.choices(TIERS, (4, 2, 3))[0]
-    families = CODE_FAMILY_COUNTS["train"][tier]
-    while True:
-        family = rng.choices(list(families), list(families.values()))[0]
-        reading = rng.choice(CODE_READINGS) if tier == "hard" else ""
-        task = _code_task(rng, "practice", "practice", tier, family, reading)
-        if task.instruction not in test:
-            return task
+    """A short task for the warm start, none of the test split.  Its legacy functions want any reading."""
+
+    def make(rng: random.Random, task_id: str, split: str, tier: str, family: str) -> Task:
+        return _code_task(rng, task_id, split, tier, family, rng.choice(CODE_READINGS) if tier == "hard" else "")
+
+    def asked(task: Task) -> str | None:
+        return None if task.instruction in _code_test_instructions() else task.instruction
+
+    return draw_practice(rng, CODE_FAMILY_COUNTS, make, asked)
 
 
 def code_slip(rng: random.Random) -> str:
