@@ -77,8 +77,7 @@ def passk(args) -> dict:
     """pass@k for k = 1, 2, 4, ... up to n, by tier, and on how many tasks no try succeeded."""
     if args.threads:
         torch.set_num_threads(args.threads)
-    device = ("cuda" if torch.cuda.is_available() else "cpu") if args.device == "auto" else args.device
-    policy = load_policy(args.model, args.env, device, args.strategy_format, args.dtype)
+    policy = load_policy(args.model, args.env, parallel.device(args.device), args.strategy_format, args.dtype)
     strategy_temp = args.token_temp if args.strategy_temp is None else args.strategy_temp
     how = Sampling(strategy_temp, args.token_temp, args.strategy_tokens, args.reply_tokens, args.rows)
     tasks = envs.tasks(args.env, args.split, args.tier, policy.brief)

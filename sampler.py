@@ -34,6 +34,7 @@ Randomness: all rows draw from one generator.  Same jobs, same rows, same seed, 
 
 import math
 import time
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import torch
@@ -154,17 +155,12 @@ def plan(newest: torch.Tensor, reading: list[tuple[int, int, int]], filled: int,
     row = torch.arange(n, device=device)
     if not reading:
         return Pass(row, newest, n, filled, bias)
-    counts = [count for _, _, count in reading]
-    longest, total = max(counts), sum(counts)
-    starts = [n + sum(counts[:i]) for i in range(len(counts))]
-    grid = torch.arange(longest)  # built on the host and sent over in a few pieces
-    counts, starts = torch.tensor(counts)[:, None], torch.tensor(starts)[:, None]
-    first = torch.tensor([slot for _, slot, _ in reading])[:, None]
+    readers, first, counts = torch.tensor(reading).unbind(1)  # built on the host and sent over in a few pieces
+    grid = torch.arange(int(counts.max()))
+    starts, counts, first = (n + counts.cumsum(0) - counts)[:, None], counts[:, None], first[:, None]
     real = grid < counts  # (m, c)
     unpack, places = torch.where(real, starts + grid, 0), first + grid
-    readers = torch.tensor([r for r, _, _ in reading])
     pack = real.flatten().nonzero().flatten()
-    assert len(pack) == total
     row = torch.cat([row, readers[:, None].expand_as(real)[real].to(device)])
     slot = torch.cat([newest, places[real].to(device)])
     sees = slots[None, None, None, :] <= places.to(device)[:, None, :, None]
@@ -573,11 +569,15 @@ class Rollout:
 PROMPT_TOKENS = 8192  # of prompts read in one pass, at most
 
 
+def token_bytes(model) -> int:
+    """Bytes of one token's keys and values in all layers."""
+    heads, dim = kv_shape(model.config)
+    return 2 * model.config.num_hidden_layers * heads * dim * model.dtype.itemsize
+
+
 def slots_within(policy: Policy, how: Sampling) -> int:
     """How many tokens' keys and values fit into the cache's memory budget."""
-    heads, dim = kv_shape(policy.model.config)
-    token_bytes = 2 * policy.model.config.num_hidden_layers * heads * dim * policy.model.dtype.itemsize
-    return int(how.cache_gb * 2**30 / token_bytes)
+    return int(how.cache_gb * 2**30 / token_bytes(policy.model))
 
 
 def row_count(policy: Policy, how: Sampling, episodes: int) -> int:
@@ -589,6 +589,20 @@ def row_count(policy: Policy, how: Sampling, episodes: int) -> int:
     return max(1, min(how.rows, episodes, fit))
 
 
+@contextmanager
+def ragged(model):
+    """Lets a model sample: eval mode (dropout must not differ between sampling and training) and the attention of
+    this file.  It is given back as it was, also after an error."""
+    was_training, attention = model.training, model.config._attn_implementation
+    model.eval()
+    model.config._attn_implementation = "ragged"
+    try:
+        yield
+    finally:
+        model.config._attn_implementation = attention
+        model.train(was_training)
+
+
 @torch.inference_mode()
 def rollout(
     policy: Policy, world: str, jobs: list[Job], how: Sampling, generator: torch.Generator, tick=lambda: None
@@ -597,17 +611,9 @@ def rollout(
 
     generator: the random stream that sampling draws from (on the policy's device).
     tick: called once per finished episode, for progress bars.
-    The model is in eval mode meanwhile (dropout must not differ between sampling and training), with the
-    attention of this file, and is given back as it was, also after an error.
+    Meanwhile the model is as `ragged` has it.
     """
     if not jobs:
         return []
-    model = policy.model
-    was_training, attention = model.training, model.config._attn_implementation
-    model.eval()
-    model.config._attn_implementation = "ragged"
-    try:
+    with ragged(policy.model):
         return Rollout(policy, world, jobs, how, generator, tick).run()
-    finally:
-        model.config._attn_implementation = attention
-        model.train(was_training)

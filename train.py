@@ -60,7 +60,7 @@ from grpo import (
 )
 from policy import DTYPES, Policy, demo_tokens, is_out_of_memory, load_policy, make_optimizer, token_logprobs
 from reflection import BARE, FORMATS, PLAIN, Reflection, StrategyBuffers
-from sampler import Episode, Job, Sampling, kv_shape, rollout, row_count
+from sampler import Episode, Job, Sampling, rollout, row_count, token_bytes
 
 METHODS = ("sge", "grpo", "entropy", "rnd", "rlad")
 SCHEDULES = ("trapezoid", "constant")
@@ -671,11 +671,10 @@ def memory_needed(config: Config, policy: Policy) -> dict[str, float]:
     """Estimate of the bytes a run needs, by part.  Sampling and update do not overlap, but the cache of one and
     the activations of the other are both counted: allocators are slow to give back."""
     model, shape = policy.model, policy.model.config
-    size, heads, width = model.dtype.itemsize, kv_shape(shape), shape.hidden_size
+    size, width = model.dtype.itemsize, shape.hidden_size
     weights = sum(p.numel() for p in model.parameters())
     moments = 8 * weights + (4 * weights if size < 4 else 0)  # float32 both, and the masters if there are any
     rows = row_count(policy, config.sampling, config.tasks_per_update * config.group_size)
-    kv_token = 2 * shape.num_hidden_layers * heads[0] * heads[1] * size
     # What a layer keeps for the backward pass, in numbers a token: about 12 vectors of the residual stream's width
     # and 4 of the feed-forward's.  With gradient checkpointing one layer at a time has them, the others their input.
     inner = getattr(shape, "intermediate_size", None) or 4 * width
@@ -687,7 +686,7 @@ def memory_needed(config: Config, policy: Policy) -> dict[str, float]:
     logits = 4 * 4 * policy.vocab * min(config.micro_tokens / 3, chunk)
     return {
         "weights": weights * size, "gradients": weights * size, "Adam": moments,
-        f"keys and values of {rows} rows": kv_token * rows * min(policy.context, 1024),
+        f"keys and values of {rows} rows": token_bytes(model) * rows * min(policy.context, 1024),
         f"activations of {config.micro_tokens} tokens": config.micro_tokens * kept * size + logits,
     }  # fmt: skip
 

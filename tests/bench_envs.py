@@ -31,7 +31,7 @@ import envs  # noqa: E402
 import policy as policy_module  # noqa: E402
 import sandbox  # noqa: E402
 from policy import Policy, load_policy  # noqa: E402
-from sampler import Job, Rollout, Sampling  # noqa: E402
+from sampler import Job, Rollout, Sampling, ragged  # noqa: E402
 
 # name -> (world, what is put after each action)
 ROWS = {world: (world, "") for world in envs.WORLDS}
@@ -101,13 +101,12 @@ def share(policy: Policy, world: str, kind: type, episodes: int, extra: str = ""
     """(share of a rollout's time that is spent in env.step, steps a second of the whole rollout)."""
     jobs, how, generator = jobs_of(world, episodes), Sampling(), torch.Generator().manual_seed(0)
     envs._code_verdicts.clear()
-    policy.model.config._attn_implementation = "ragged"
     began = time.perf_counter()
     machine = kind(policy, world, jobs, how, generator, lambda: None)
     machine.extra = extra
-    played = machine.run()
+    with ragged(policy.model):
+        played = machine.run()
     seconds = time.perf_counter() - began - machine.seconds.get("script", 0.0)
-    policy.model.config._attn_implementation = "sdpa"
     return machine.seconds["worlds"] / seconds, sum(len(e.turns) for e in played) / seconds
 
 

@@ -35,7 +35,7 @@ import envs  # noqa: E402
 import policy as policy_module  # noqa: E402
 from policy import Policy  # noqa: E402
 from reflection import ReplyFormat  # noqa: E402
-from sampler import Job, Rollout, Sampling  # noqa: E402
+from sampler import Job, Rollout, Sampling, ragged  # noqa: E402
 
 
 def spread(low: int, high: int, n: int) -> list[int]:
@@ -105,9 +105,8 @@ def ours(policy: Policy, work: Workload) -> tuple[float, list, dict]:
     began, generator = clock(policy), torch.Generator(policy.device).manual_seed(0)
     rollout = ForcedRollout(policy, "bench", [Job(t) for t in tasks], how, generator, lambda: None)
     rollout.work, rollout.shapes = work, [(work.prompts.numel(), 0)]
-    policy.model.config._attn_implementation = "ragged"
-    episodes = rollout.run()
-    policy.model.config._attn_implementation = "sdpa"
+    with ragged(policy.model):
+        episodes = rollout.run()
     seconds = clock(policy) - began
     assert sum(sum(e.mask) for e in episodes) == work.tokens
     return seconds, rollout.shapes, rollout.seconds
@@ -177,16 +176,15 @@ def decode(policy: Policy, rows: int = 64, context: int = 200, steps: int = 10) 
     generator = torch.Generator(policy.device).manual_seed(0)
     rollout = ForcedRollout(policy, "bench", [Job(t) for t in tasks], how, generator, lambda: None)
     rollout.work, rollout.shapes = work, []
-    policy.model.config._attn_implementation = "ragged"
-    rollout._prepare_prompts()
-    rollout._start_episodes(range(rows))
-    for _ in range(2):
-        rollout._sample(rollout._feed())
-    began = clock(policy)
-    for _ in range(steps):
-        rollout._sample(rollout._feed())
-    seconds = clock(policy) - began
-    policy.model.config._attn_implementation = "sdpa"
+    with ragged(policy.model):
+        rollout._prepare_prompts()
+        rollout._start_episodes(range(rows))
+        for _ in range(2):
+            rollout._sample(rollout._feed())
+        began = clock(policy)
+        for _ in range(steps):
+            rollout._sample(rollout._feed())
+        seconds = clock(policy) - began
     return seconds, limit(policy, [(rows, rows)] * steps)
 
 

@@ -37,7 +37,7 @@ from fixtures import (
     task,
     use_scripted_world,
 )
-from sampler import ACTION, STRATEGY, RaggedCache, Rollout, forward, plan, sample
+from sampler import ACTION, STRATEGY, RaggedCache, Rollout, forward, plan, ragged, sample
 
 TEMPS = dict(strategy_temp=1.2, token_temp=0.7)
 HOT = dict(TEMPS, strategy_tokens=5, reply_tokens=12)
@@ -123,10 +123,9 @@ def test_packed_passes_equal_uncached_rows(name):
         at = plan(torch.tensor([len(ids[r]) for r in range(n)], dtype=torch.long), stretches, max(map(len, ids)) + 1, model.dtype)
         for r in range(n):
             ids[r].append(newest[r])
-        model.config._attn_implementation = "ragged"
         with torch.no_grad():
-            hidden = forward(model.base_model, cache, torch.tensor(newest + sum(words.values(), []), dtype=torch.long), at)
-            model.config._attn_implementation = "sdpa"
+            with ragged(model):
+                hidden = forward(model.base_model, cache, torch.tensor(newest + sum(words.values(), []), dtype=torch.long), at)
             wanted = [model.base_model(input_ids=torch.tensor([row]), use_cache=False).last_hidden_state[0] for row in ids]
         expected = [wanted[r][-1] for r in range(n)]
         for r, count in reads.items():
