@@ -81,6 +81,15 @@ TABLE_2 = {
     "code": _EVERYWHERE | dict(tasks_per_update=64, reply_tokens=2048),
 }
 
+# What the tiny model's optimiser was tuned to, by world, for all methods alike.  An episode has 2 steps in code and 6 in
+# house: a minibatch of the same number of steps would leave code with one optimiser step an epoch, and nothing is learnt.
+TINY = {
+    "house": dict(lr=8e-4, minibatch_steps=768),
+    "phone": dict(lr=8e-4, minibatch_steps=256),
+    "apps": dict(lr=8e-4, minibatch_steps=256),
+    "code": dict(lr=8e-4, minibatch_steps=96),
+}
+
 # How to fit one GPU of so many GiB.  The numbers are worked out with `memory_needed` (below), not measured: they leave
 # about a tenth free for Qwen3-4B on 80 GiB and more for Qwen3-0.6B on 24.  (16 bytes a weight in bfloat16 alone are
 # 60 and 9 GiB, so 4B cannot be trained on 24.)  Smaller models may have more --rows and --cache-gb; conversations of
@@ -159,11 +168,11 @@ class Config:
     # collection and update (SGE Table 2, DAPO)
     tasks_per_update: int = setting(40, "tasks drawn per update (groups)")
     group_size: int = setting(10, "episodes per task (K)")
-    lr: float = setting(8e-4, "highest learning rate of AdamW (tuned for the tiny model; the paper's models have 1e-6)")
+    lr: float = setting(None, "highest learning rate of AdamW (tiny: 8e-4, other models: as in Table 2)", kind=float)
     lr_schedule: str = setting("trapezoid", "up over the first tenth, down over the last half; constant: as the paper", SCHEDULES)
     clip: float = setting(0.2, "symmetric clip of the ratio")
     epochs: int = setting(2, "passes over the episodes of an update")
-    minibatch_steps: int = setting(768, "environment steps per minibatch")
+    minibatch_steps: int = setting(None, "environment steps per minibatch (by world; other models: Table 2)", kind=int)
     max_grad_norm: float = setting(1.0, "gradient norm is clipped to this [not in the paper]")
     advantage_groups: str = setting("joint", "do plain and reflected episodes share a baseline", ("joint", "split"))
     advantage_std: str = setting("unbiased", "advantages are divided by this std", ("unbiased", "biased", "none"))
@@ -200,12 +209,13 @@ class Config:
     # looking
     eval_every: int = setting(10, "updates between plain evaluations of one try per task (0: never)")
     final_tries: int = setting(4, "tries per task in the closing table")
+    final_tasks: int = setting(0, "tasks per tier and split in the closing table and the evaluations before it (0: all)")
     base_tries: int = setting(256, "tries per task when measuring the base model")
     base_tasks: int = setting(8, "tasks per tier on which the base model is measured")
     save_every: int = setting(10, "updates between checkpoints")
 
     def resolve(self) -> "Config":
-        """Fill in what depends on the method, and check the rest.  Raises ValueError in one line."""
+        """Fill in what depends on method, model and world, and check the rest.  Raises ValueError in one line."""
         explores, rlad = self.method == "sge", self.method == "rlad"
         if self.strategy_prompt == "off" or self.strategy_format == "none":  # two names of one thing
             self.strategy_prompt, self.strategy_format = "off", "none"
@@ -217,6 +227,9 @@ class Config:
             self.kl = 0.001 if rlad else 0.0
         if self.skip_strategy is None:
             self.skip_strategy = 0.25 if rlad else 0.0
+        tuned = TINY[self.env] if self.model == "tiny" else TABLE_2[self.env]
+        self.lr = tuned["lr"] if self.lr is None else self.lr
+        self.minibatch_steps = tuned["minibatch_steps"] if self.minibatch_steps is None else self.minibatch_steps
         if not self.out:
             self.out = f"runs/{self.env}-{self.method}-{Path(self.model).name}-seed{self.seed}"
         for name in ("strategy_temp", "token_temp", "lr", "max_grad_norm", "cache_gb", "rnd_lr", "warmup_lr"):
@@ -230,7 +243,7 @@ class Config:
         for name in (*positive, "reply_tokens", "buffer_size", "final_tries", "base_tasks", "save_every"):
             if getattr(self, name) < 1:
                 raise ValueError(f"--{name.replace('_', '-')} must be at least 1")
-        for name in ("threads", "eval_every", "seed", "refill", "overlong_max", "rnd_decay", "warmup"):
+        for name in ("threads", "eval_every", "seed", "refill", "overlong_max", "rnd_decay", "warmup", "final_tasks"):
             if not 0 <= getattr(self, name) < 2**31:
                 raise ValueError(f"--{name.replace('_', '-')} must be between 0 and {2**31 - 1}")
         if self.group_size < 2:
@@ -630,10 +643,16 @@ def log_transcripts(config: Config, episodes: list[Episode], done: int) -> None:
                 f.write(json.dumps(transcript(e, done)) + "\n")
 
 
+def spread(env: str, split: str, tier: str, policy: Policy, most: int) -> list[envs.Task]:
+    """`most` tasks of a tier (0: all), spread evenly over its list, in which the families come one after the other."""
+    tasks = envs.tasks(env, split, tier, policy.brief)
+    return tasks[:: max(1, len(tasks) // most)][:most] if most else tasks
+
+
 def plain_success(run: Run, split: str, tries: int, seed: int) -> dict[str, float]:
     """pass@1 by tier without reflection, every token at the token temperature.  Draws from its own stream."""
     config = run.config
-    tasks = envs.tasks(config.env, split, brief=run.policy.brief)
+    tasks = [task for tier in envs.TIERS for task in spread(config.env, split, tier, run.policy, config.final_tasks)]
     counts = evaluation.count_successes(
         run.policy, config.env, tasks, tries, config.plain_sampling, seed, f"evaluating on {split}"
     )
@@ -739,7 +758,7 @@ def train(config: Config, resume: bool) -> int:
     print(
         f"{config.method} on {config.env}: {len(run.tasks)} tasks, {config.updates} updates of {config.tasks_per_update} x "
         f"{config.group_size} episodes; temperatures {config.strategy_temp}/{config.token_temp}, reflection {config.reflect}; "
-        f"lr {config.lr:g} ({config.lr_schedule}); "
+        f"lr {config.lr:g} ({config.lr_schedule}), minibatches of {config.minibatch_steps} steps; "
         f"{processes}{policy.device}, {torch.get_num_threads()} threads; seed {config.seed} -> {config.out}",
         flush=True,
     )
@@ -797,11 +816,8 @@ def start_warm(run: Run, base: dict, resume: bool) -> dict:
 
 
 def measure(config: Config, policy: Policy, tiers: tuple, ks: set, title: str) -> dict:
-    """{tier: {"pass@k": ...}} on `base_tasks` tasks of each tier, spread evenly over its list."""
-    tasks = []
-    for tier in tiers:
-        of_tier = envs.tasks(config.env, "train", tier, policy.brief)
-        tasks += of_tier[:: max(1, len(of_tier) // config.base_tasks)][: config.base_tasks]
+    """{tier: {"pass@k": ...}} on `base_tasks` tasks of each tier."""
+    tasks = [task for tier in tiers for task in spread(config.env, "train", tier, policy, config.base_tasks)]
     counts = evaluation.count_successes(policy, config.env, tasks, config.base_tries, config.plain_sampling, 10**6, title)
     return {
         tier: {f"pass@{k}": evaluation.mean_pass_at_k([c for c in counts if c["tier"] == tier], k) for k in ks} for tier in tiers

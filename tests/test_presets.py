@@ -53,6 +53,16 @@ def test_flags_win_over_a_preset(capsys):
     assert capsys.readouterr().out == "" and plain == train.Config().resolve()
 
 
+@pytest.mark.parametrize("env", envs.WORLDS)
+def test_the_optimiser_that_the_tiny_model_is_tuned_to_is_for_no_other_model(env, capsys, tmp_path):
+    """A learning rate that suits 0.66 million weights would ruin a pretrained model."""
+    tiny, other = (train.parse_flags(["--env", env, "--model", name])[0] for name in ("tiny", str(tmp_path)))
+    assert (tiny.lr, tiny.minibatch_steps) == (train.TINY[env]["lr"], train.TINY[env]["minibatch_steps"])
+    assert (other.lr, other.minibatch_steps) == (TABLE_2[env][0], TABLE_2[env][2])
+    given, _ = train.parse_flags(["--env", env, "--lr", "0.002", "--minibatch-steps", "7"])
+    assert (given.lr, given.minibatch_steps) == (0.002, 7)
+
+
 @pytest.mark.parametrize("names", ["12gb", "24gb,80gb", "paper,paper", "paper,24gb,80gb", ",", "Paper"])
 def test_unknown_presets_are_refused_in_one_line(names, capsys):
     assert names in refused(train.parse_flags, ["--preset", names], capsys)
