@@ -20,6 +20,7 @@ from tqdm import tqdm
 
 import envs
 import parallel
+from grpo import scorable
 from policy import DTYPES, Policy, load_policy
 from reflection import FORMATS
 from sampler import Job, Sampling, rollout
@@ -55,6 +56,7 @@ def count_successes(
     policy: Policy, world: str, tasks: list[envs.Task], n: int, how: Sampling, seed: int, title: str = ""
 ) -> list[dict]:
     """Try every task n times, without reflection.  Returns one dict a task: id, tier, family, tries, successes.
+    A try whose world failed is no success.
 
     Several processes share the tasks out; each returns the counts of all."""
     generator = torch.Generator(policy.device).manual_seed(parallel.stream(seed))
@@ -62,7 +64,7 @@ def count_successes(
     jobs = [Job(tasks[i], group=i) for i in mine for _ in range(n)]
     with tqdm(total=len(jobs), desc=title or "playing", unit="episode", leave=False, disable=parallel.bar_off()) as bar:
         episodes = rollout(policy, world, jobs, how, generator, bar.update)
-    successes = Counter(parallel.gather([e.group for e in episodes if e.reward > 0]))
+    successes = Counter(parallel.gather([e.group for e in episodes if scorable(e) and e.reward > 0]))
     return [
         {"task": t.id, "tier": t.tier, "family": t.family, "tries": n, "successes": successes[i]} for i, t in enumerate(tasks)
     ]

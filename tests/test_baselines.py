@@ -11,6 +11,7 @@ import pytest
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
+import eval as evaluation
 import grpo
 import policy
 import train
@@ -520,6 +521,9 @@ def test_an_update_with_unscorable_episodes(train_flags, coins, monkeypatch):
         return episodes
 
     monkeypatch.setattr(train, "rollout", broken)
+    monkeypatch.setattr(evaluation, "rollout", broken)
+    counts = evaluation.count_successes(run.policy, "house", run.tasks[:2], 5, run.config.plain_sampling, 0)
+    assert counts[0]["tries"] == 5 and counts[0]["successes"] == 0  # all five of the first task
     metrics, episodes = run.one_update(lambda: None)
     assert metrics["unscorable"] == 5 and metrics["episodes"] == 7
     assert metrics["success_plain"] == sum(e.reward for e in episodes[5:]) / 7
