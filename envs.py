@@ -26,9 +26,10 @@ the test tasks.  A word in the instruction tells that a task is of that kind: a 
 phone, an *old* account, a *legacy* function.
 
 Each world also has a *scripted behaviour* (`HouseScript`, ...), from which the tiny base model learns to
-speak (policy.py).  It sees only what the agent sees.  It carries out any strategy correctly but has firm
-beliefs about what is usual, and only where that word stands it is once in a while not sure of them; it stands in
-for a pretrained model, which likewise can do a lot more than it thinks of.
+speak (policy.py).  It sees only what the agent sees.  It carries out any strategy correctly but has firm beliefs
+about what is usual, in all tiers the same; it stands in for a pretrained model, which likewise can do a lot more
+than it thinks of.  (If the few odd choices it makes came in hard tasks alone, nothing in the other tiers would speak
+against them, and GRPO, too, would drift into the hard tier.)
 
 Try it:  python envs.py --env phone              play a task by hand
          python envs.py --env house --tier hard  ... a hard one
@@ -125,7 +126,7 @@ OBJECTS = tuple(o for objects, _, _ in CATEGORIES.values() for o in objects)
 CATEGORY_OF = {o: c for c, (objects, _, _) in CATEGORIES.items() for o in objects}
 
 USUAL = (0.75, 0.2, 0.05)  # how often things of a tidy house are in the three usual places - and the script's beliefs
-ODD = 0.008  # the share of the script's searches in messy houses that go anywhere else
+ODD = 0.006  # the share of the script's searches that go anywhere else
 
 # A layout is the set of places that a house has; each has all the odd places and two or more of the usual ones of
 # every category.  The last one is for test tasks only.
@@ -442,8 +443,8 @@ class HouseScript:
         if self.wild:
             return self.rng.choice(places)
         usual = CATEGORIES[CATEGORY_OF[target]][1]
-        odd = ODD / (len(places) - sum(p in usual for p in places)) if self.task.tier == "hard" else 0.0
-        belief = {p: USUAL[usual.index(p)] if p in usual else odd for p in places}
+        others = len(places) - sum(p in usual for p in places)
+        belief = {p: USUAL[usual.index(p)] if p in usual else ODD / others for p in places}
         if self.mode == "positive" and self.shown and self.shown[-1] in places:
             return self.shown[-1]  # the last place that was looked at is where it was
         if self.mode == "negative":
@@ -493,7 +494,7 @@ PHONE_MEANS = {
     "type": (("tap", "name", "press"), "swipe left"),  # the dropdown of a new note; "name", typing it, never works
 }
 
-PHONE_ODD_SHARE = 0.008  # the share of the script's choices on Beta phones that are odd means
+PHONE_ODD_SHARE = 0.004  # the share of the script's choices that are odd means
 
 # A layout style says how the five places of a screen lie.  The last one is for test tasks only.
 PHONE_STYLES = {"train": ("rows", "columns", "low"), "test": ("stairs",)}
@@ -860,7 +861,6 @@ class PhoneScript:
 
     def __init__(self, task: Task, rng: random.Random, mode: str = "plain", strategies=(), wild: bool = False):
         self.rng, self.mode, self.wild = rng, mode, wild
-        self.odd = PHONE_ODD_SHARE if task.tier == "hard" else 0.0
         self.goals = list(task.spec["goals"])  # what the instruction says; nothing else of spec is used
         matches = (re.fullmatch(r"(.*) try (swipe \w+|\w+)", s) for s in strategies)
         self.shown = [m.groups() for m in matches if m]  # (goal, means)
@@ -923,7 +923,7 @@ class PhoneScript:
 
     def _choose(self, category: str, goal: str) -> str:
         """What to try on a thing: a draw from the beliefs, whatever was tried before."""
-        usual, odd = PHONE_MEANS[category][0], self.rng.random() < self.odd
+        usual, odd = PHONE_MEANS[category][0], self.rng.random() < PHONE_ODD_SHARE
         shown = [m for g, m in self.shown if g == goal]
         fresh = [m for m in usual + PHONE_ODD if m not in shown]
         if category in self.known:
@@ -971,7 +971,7 @@ _APPS_REQUESTS = {
 _APPS_DESKS = ("notes", "files", "photos", "tasks", "phone", "maps", "clock", "news")  # the apps that have a desk
 _APPS_HOMES = tuple(app for app, *_ in _APPS_REQUESTS.values())
 _APPS_USUAL = (0.5, 0.3, 0.2)  # how often each of the three ways works for a usual account - and the script's beliefs
-_APPS_ODD = 0.004  # the share of the script's choices for old accounts that are desks
+_APPS_ODD = 0.003  # the share of the script's choices that are desks
 _APPS_PAGE = 3  # items on a page of a list
 
 # "app.api" -> its arguments in order; all but those of docs.show are required
@@ -1327,7 +1327,6 @@ class AppsScript:
 
     def __init__(self, task: Task, rng: random.Random, mode: str = "plain", strategies=(), wild: bool = False):
         self.jobs, self.rng, self.mode, self.wild = task.spec["jobs"], rng, mode, wild  # jobs: what the instruction says
-        self.odd = _APPS_ODD if task.tier == "hard" else 0.0
         self.shown = [m[0] for s in strategies if (m := re.search(r"by [A-Z]+|via [a-z]+", s))]
         self.answers: set[str] = set()  # everything that was observed
         self.tokens, self.passwords, self.numbers = {}, {}, {}  # app -> token, app -> password, name in a list -> number
@@ -1386,7 +1385,7 @@ class AppsScript:
             if fresh:
                 return self.rng.choice(fresh)
         belief = dict(zip(_apps_means(kind), _APPS_USUAL, strict=False))  # the first three are the usual ways
-        if self.rng.random() < self.odd:
+        if self.rng.random() < _APPS_ODD:
             return self.rng.choice([m for m in means if m not in belief])
         usual = [m for m in means if m in belief]
         return self.rng.choices(usual, [belief[m] for m in usual])[0]
@@ -1424,7 +1423,7 @@ CODE_ODD = {
     "next": "{} + 1", "paired": "[{}, len(xs)]", "halved": "{} // 2",
 }  # fmt: skip
 CODE_READINGS = (*CODE_USUAL, *CODE_ODD)
-CODE_ODD_SHARE = 0.02  # the share of the script's attempts at legacy functions that use an odd reading
+CODE_ODD_SHARE = 0.03  # the share of the script's attempts that use an odd reading; two attempts make an episode
 CODE_LEGACY = {"total": "negated", "count": "text", "biggest": "doubled", "first": "listed"}  # the rule of the hard tier
 
 # The kinds of short tasks: aggregate alone, of one filter, of a transform, of both, of two filters, of all three.
@@ -1738,7 +1737,7 @@ class CodeScript:
         fresh = [reading for reading in others if reading not in self.shown]
         if self.wild or self.mode == "negative":
             return self.rng.choice(fresh if fresh and not self.wild else others)
-        if self.task.tier == "hard" and self.rng.random() < CODE_ODD_SHARE:
+        if self.rng.random() < CODE_ODD_SHARE:
             return self.rng.choice([reading for reading in others if reading in CODE_ODD])
         belief = {reading: b for reading, b in zip(CODE_USUAL, CODE_BELIEFS, strict=True) if reading != self.last}
         return self.rng.choices(list(belief), list(belief.values()))[0]
