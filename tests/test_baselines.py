@@ -453,8 +453,10 @@ def test_rlad_skips_the_strategy_in_a_quarter_of_the_episodes(train_flags, coins
     assert 0.15 < len(bare) / len(episodes) < 0.35 and len(episodes) == 128
     for e in bare:
         prompt = run.policy.tokenizer.decode(e.ids[: e.mask.index(True)])
-        assert "trategy" not in prompt and not any(e.strategies) and e.turns[0].action
+        assert "trategy" not in prompt and not any(e.strategies)
         assert set(e.segments) == {0, ACTION}
+    said = [turn.action for e in bare for turn in e.turns]  # (this model may end a reply before its first word)
+    assert sum(map(bool, said)) > 0.8 * len(said)
     assert [e.group for e in episodes] == sorted(e.group for e in episodes)  # in the order of the jobs
     assert any("trategy" in run.policy.tokenizer.decode(e.ids) for e in episodes if e.reflection is PLAIN)
 
