@@ -67,7 +67,8 @@ def draw_tasks(world: str, counts: dict, make: Callable, asked: Callable) -> dic
     """The tasks of a world by (split, tier): drawn until each family has as many as `counts`[split][tier] says.
 
     make(rng, task id, split, tier, family) draws a task; asked(task) is what it asks for, and no two tasks ask for
-    the same; None: the task makes no sense.  Train comes first, so test avoids it.
+    the same; None: the task makes no sense.  Train comes first, so test avoids it.  Raises ValueError if a family has
+    too few different tasks.
     """
     seen, drawn = {None}, {}
     for split in SPLITS:
@@ -75,16 +76,17 @@ def draw_tasks(world: str, counts: dict, make: Callable, asked: Callable) -> dic
             rng = random.Random(f"{world}/{split}/{tier}")  # a string seed: the same under every PYTHONHASHSEED
             found = drawn[split, tier] = []
             for family, count in counts[split][tier].items():
-                for _ in range(1000 * count):
+                draws = 1000 * count
+                while count:
+                    if not draws:
+                        lack = f"not enough different {family!r} tasks for {split}/{tier}: {count} are missing"
+                        raise ValueError(f"{world} has {lack}")
+                    draws -= 1
                     task = make(rng, f"{world}/{split}/{tier}/{len(found):03d}", split, tier, family)
                     if asked(task) not in seen:
                         seen.add(asked(task))
                         found.append(task)
                         count -= 1
-                    if not count:
-                        break
-                else:
-                    raise ValueError(f"{world} has not enough different {family!r} tasks for {split}/{tier}: {count} are missing")
     return drawn
 
 

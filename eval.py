@@ -20,7 +20,6 @@ from tqdm import tqdm
 
 import envs
 import parallel
-from grpo import scorable
 from policy import DTYPES, Policy, load_policy
 from reflection import FORMATS
 from sampler import Job, Sampling, rollout
@@ -64,7 +63,7 @@ def count_successes(
     jobs = [Job(tasks[i], group=i) for i in mine for _ in range(n)]
     with tqdm(total=len(jobs), desc=title or "playing", unit="episode", leave=False, disable=parallel.bar_off()) as bar:
         episodes = rollout(policy, world, jobs, how, generator, bar.update)
-    successes = Counter(parallel.gather([e.group for e in episodes if scorable(e) and e.reward > 0]))
+    successes = Counter(parallel.gather([e.group for e in episodes if e.finish == "success"]))
     return [
         {"task": t.id, "tier": t.tier, "family": t.family, "tries": n, "successes": successes[i]} for i, t in enumerate(tasks)
     ]

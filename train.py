@@ -83,6 +83,7 @@ TABLE_2 = {
 
 # What the tiny model's optimiser was tuned to, by world, for all methods alike.  An episode has 2 steps in code and 6 in
 # house: a minibatch of the same number of steps would leave code with one optimiser step an epoch, and nothing is learnt.
+# (The values of phone and apps are guesses between the two.)
 TINY = {
     "house": dict(lr=8e-4, minibatch_steps=768),
     "phone": dict(lr=8e-4, minibatch_steps=256),
@@ -637,22 +638,25 @@ def log_transcripts(config: Config, episodes: list[Episode], done: int) -> None:
     seen: set = set()
     with gzip.open(Path(config.out) / "episodes.jsonl.gz", "at", encoding="utf-8") as f:
         for e in episodes:
-            won = scorable(e) and e.reward > 0
+            won = e.finish == "success"
             if e.group not in seen or (won and (e.group, "won") not in seen):
                 seen.update({e.group} | ({(e.group, "won")} if won else set()))
                 f.write(json.dumps(transcript(e, done)) + "\n")
 
 
-def spread(env: str, split: str, tier: str, policy: Policy, most: int) -> list[envs.Task]:
-    """`most` tasks of a tier (0: all), spread evenly over its list, in which the families come one after the other."""
-    tasks = envs.tasks(env, split, tier, policy.brief)
-    return tasks[:: max(1, len(tasks) // most)][:most] if most else tasks
+def spread(env: str, split: str, tiers: tuple, policy: Policy, most: int) -> list[envs.Task]:
+    """`most` tasks of each tier (0: all), spread evenly over its list, in which the families come one after the other."""
+    chosen = []
+    for tier in tiers:
+        tasks = envs.tasks(env, split, tier, policy.brief)
+        chosen += tasks[:: max(1, len(tasks) // most)][:most] if most else tasks
+    return chosen
 
 
 def plain_success(run: Run, split: str, tries: int, seed: int) -> dict[str, float]:
     """pass@1 by tier without reflection, every token at the token temperature.  Draws from its own stream."""
     config = run.config
-    tasks = [task for tier in envs.TIERS for task in spread(config.env, split, tier, run.policy, config.final_tasks)]
+    tasks = spread(config.env, split, envs.TIERS, run.policy, config.final_tasks)
     counts = evaluation.count_successes(
         run.policy, config.env, tasks, tries, config.plain_sampling, seed, f"evaluating on {split}"
     )
@@ -817,7 +821,7 @@ def start_warm(run: Run, base: dict, resume: bool) -> dict:
 
 def measure(config: Config, policy: Policy, tiers: tuple, ks: set, title: str) -> dict:
     """{tier: {"pass@k": ...}} on `base_tasks` tasks of each tier."""
-    tasks = [task for tier in tiers for task in spread(config.env, "train", tier, policy, config.base_tasks)]
+    tasks = spread(config.env, "train", tiers, policy, config.base_tasks)
     counts = evaluation.count_successes(policy, config.env, tasks, config.base_tries, config.plain_sampling, 10**6, title)
     return {
         tier: {f"pass@{k}": evaluation.mean_pass_at_k([c for c in counts if c["tier"] == tier], k) for k in ks} for tier in tiers

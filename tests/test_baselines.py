@@ -455,6 +455,8 @@ def test_rlad_skips_the_strategy_in_a_quarter_of_the_episodes(train_flags, coins
         prompt = run.policy.tokenizer.decode(e.ids[: e.mask.index(True)])
         assert "trategy" not in prompt and not any(e.strategies)
         assert set(e.segments) == {0, ACTION}
+        reply = e.ids[e.mask.index(True) :][: (e.mask[e.mask.index(True) :] + [False]).index(False)]
+        assert e.turns[0].action == run.policy.decode(reply).strip()  # all of it
     said = [turn.action for e in bare for turn in e.turns]  # (this model may end a reply before its first word)
     assert sum(map(bool, said)) > 0.8 * len(said)
     assert [e.group for e in episodes] == sorted(e.group for e in episodes)  # in the order of the jobs

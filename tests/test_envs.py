@@ -305,9 +305,9 @@ def test_the_script_solves_easy_and_medium_tasks_and_almost_no_hard_ones(world):
     for tier in envs.TIERS:
         tasks = [t for split in envs.SPLITS for t in envs.tasks(world, split, tier, brief=True)] * (6 if tier == "hard" else 3)
         rate[tier] = sum(follow(world, t, envs.make_script(world, t, rng))[1] for t in tasks) / len(tasks)
-    # in a house with two usual places for a thing the script, which goes from one to the other, always finds it
-    most = 1.0 if world == "house" else 0.98
-    assert 0.7 <= rate["easy"] <= most and 0.7 <= rate["medium"] <= most, rate
+    # (medium tasks of the house leave time to look twice: only a slip into an odd place at a bad moment loses one)
+    most = 0.999 if world == "house" else 0.98
+    assert 0.7 <= rate["easy"] <= 0.98 and 0.7 <= rate["medium"] <= most, rate
     # in a house one looks up to eight times, and at the usual place itself the odd ones are a larger share of the rest
     assert rate["hard"] < (0.04 if world == "house" else 0.01), rate
 
@@ -344,6 +344,17 @@ def test_the_rule_of_messy_houses_holds_for_all_objects_and_is_never_usual(split
             _, usual, odd = envs.CATEGORIES[envs.CATEGORY_OF[thing]]
             assert place == odd and odd in task.spec["places"] and odd not in usual
     assert all("Tidy" in t.instruction for tier in ("easy", "medium") for t in envs.tasks("house", split, tier))
+
+
+def test_no_odd_place_is_usual_for_anything_and_every_layout_has_what_tasks_need():
+    """An agent must not find an odd place by mistaking one category for another; and with a single usual place in a
+    layout the script, which never looks twice in a row at one place, would look anywhere."""
+    usual = {place for _, places, _ in envs.CATEGORIES.values() for place in places}
+    odd = [odd for _, _, odd in envs.CATEGORIES.values()]
+    assert not usual & set(odd) and len(set(odd)) == len(odd) and usual | set(odd) == set(envs.PLACES)
+    for layout in envs.LAYOUTS["train"] + envs.LAYOUTS["test"]:
+        assert set(odd) <= set(layout) <= set(envs.PLACES) and len(set(layout)) == len(layout)
+        assert all(len(set(places) & set(layout)) >= 2 for _, places, _ in envs.CATEGORIES.values()), layout
 
 
 def test_the_warm_start_cannot_learn_the_hard_rule():

@@ -341,6 +341,22 @@ def test_evaluation_changes_nothing_in_training(train_flags, coins):
     assert equal(everything(), before) and any(0 < rate < 1 for by_tier in rates for rate in by_tier.values())
 
 
+@pytest.mark.parametrize("most", [0, 3, 10**6])
+def test_evaluations_play_as_many_tasks_of_each_tier_as_asked(train_flags, monkeypatch, most):
+    """--final-tasks: spread over the list of a tier, in which the families come one after the other; 0 means all."""
+    run, played = new_run(train_flags("run", final_tasks=most)), []
+
+    def lose(policy, world, tasks, *_):
+        played.extend(tasks)
+        return [dict(tier=task.tier, tries=1, successes=0) for task in tasks]
+
+    monkeypatch.setattr(train.evaluation, "count_successes", lose)
+    assert train.plain_success(run, "test", 1, seed=0) == dict.fromkeys(envs.TIERS, 0.0)
+    for tier in envs.TIERS:
+        mine, tasks = [t for t in played if t.tier == tier], envs.tasks("house", "test", tier)
+        assert mine == tasks if most != 3 else len({t.id for t in mine}) == 3 and tasks.index(mine[-1]) > len(tasks) / 2
+
+
 def test_a_run_with_evaluations_is_the_run_without(whole, train_flags, coins, tmp_path):
     out = tmp_path / "looked_at"
     assert train.main(train_flags("looked_at", eval_every=1)) == 0
