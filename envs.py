@@ -496,7 +496,7 @@ PHONE_MEANS = {
     "type": (("tap", "name", "press"), "swipe left"),  # the dropdown of a new note; "name", typing it, never works
 }
 
-PHONE_ODD_SHARE = 0.004  # the share of the script's choices that are odd means
+PHONE_ODD_SHARE = 0.006  # the share of the script's choices that are odd means
 
 # A layout style says how the five places of a screen lie.  The last one is for test tasks only.
 PHONE_STYLES = {"train": ("rows", "columns", "low"), "test": ("stairs",)}
@@ -973,7 +973,7 @@ _APPS_REQUESTS = {
 _APPS_DESKS = ("notes", "files", "photos", "tasks", "phone", "maps", "clock", "news")  # the apps that have a desk
 _APPS_HOMES = tuple(app for app, *_ in _APPS_REQUESTS.values())
 _APPS_USUAL = (0.5, 0.3, 0.2)  # how often each of the three ways works for a usual account - and the script's beliefs
-_APPS_ODD = 0.003  # the share of the script's choices that are desks
+_APPS_ODD = 0.006  # the share of the script's choices that are desks
 _APPS_PAGE = 3  # items on a page of a list
 
 # "app.api" -> its arguments in order; all but those of docs.show are required
@@ -1425,7 +1425,7 @@ CODE_ODD = {
     "next": "{} + 1", "paired": "[{}, len(xs)]", "halved": "{} // 2",
 }  # fmt: skip
 CODE_READINGS = (*CODE_USUAL, *CODE_ODD)
-CODE_ODD_SHARE = 0.03  # the share of the script's attempts that use an odd reading; two attempts make an episode
+CODE_ODD_SHARE = 0.01  # the share of the script's attempts that use an odd reading; two attempts make an episode
 CODE_LEGACY = {"total": "negated", "count": "text", "biggest": "doubled", "first": "listed"}  # the rule of the hard tier
 
 # The kinds of short tasks: aggregate alone, of one filter, of a transform, of both, of two filters, of all three.

@@ -442,6 +442,7 @@ class TinySettings:
     steps: int = 580  # optimiser steps of the warm start
     batch: int = 16  # episodes a step
     lr: float = 4e-3
+    temperature: float = 1.2  # of the logits in the warm start's loss; see warm_start
     init: float = 0.08  # spread of the initial weights; copying is learnt far sooner than with the usual 0.02
     seed: int = 0
 
@@ -492,12 +493,18 @@ def demo_tokens(policy: Policy, world: str, rng: random.Random) -> tuple[list[in
     return ids, mask
 
 
-def warm_start(policy: Policy, world: str, steps: int, batch: int, lr: float, seed: int) -> float:
-    """Next-token loss on the scripted behaviour's replies (supervised, so at T = 1).  Returns the last loss."""
-    rng = random.Random(seed)
+def warm_start(policy: Policy, world: str, settings: TinySettings) -> float:
+    """Next-token loss on the scripted behaviour's replies.  Returns the last loss.
+
+    The loss is taken at `settings.temperature`, that of strategies in SGE: sampled so, the base is as sure of itself
+    as its script is, and surer at 1.0 and below - over-confident, as instruction-tuned models are.  With a loss at 1.0
+    the hot strategies of a network so small are full of slips (an apple becomes a pear), and a third of the easy
+    episodes fail by them; to be punished for slips undoes in the long run what the base can do.
+    """
+    rng, steps, batch = random.Random(settings.seed), settings.steps, settings.batch
     rows: list = []
     model = policy.model.train()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=lr, betas=(0.9, 0.95), weight_decay=0.01)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=settings.lr, betas=(0.9, 0.95), weight_decay=0.01)
     # linear warm-up over a tenth, then level, then from half-way on a straight line down to nothing
     schedule = torch.optim.lr_scheduler.LambdaLR(
         optimizer, lambda i: min((i + 1) / (0.1 * steps), (steps - i) / (0.5 * steps), 1.0)
@@ -512,7 +519,8 @@ def warm_start(policy: Policy, world: str, steps: int, batch: int, lr: float, se
         demos = rows.pop()
         ids = pad([r for r, _ in demos], 0, torch.long, policy.device)
         mask = pad([m for _, m in demos], False, torch.bool, policy.device)
-        logps, _ = token_logprobs(model, ids, mask, torch.ones_like(ids, dtype=torch.float32))
+        temps = torch.full(ids.shape, settings.temperature, device=ids.device)
+        logps, _ = token_logprobs(model, ids, mask, temps)
         loss = -logps.mean()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -598,7 +606,7 @@ def build_tiny(world: str, settings: TinySettings | None = None) -> Path:
     with torch.random.fork_rng():  # the run's own random stream does not move
         torch.manual_seed(settings.seed)
         policy = Policy(Qwen3ForCausalLM(config), tokenizer, brief=True)
-    loss = warm_start(policy, world, settings.steps, settings.batch, settings.lr, settings.seed)
+    loss = warm_start(policy, world, settings)
     partial = folder.with_name(folder.name + f".partial{os.getpid()}")
     policy.model.save_pretrained(partial)
     tokenizer.save_pretrained(partial)

@@ -456,11 +456,11 @@ def test_head_is_applied_to_sampled_positions_only():
     assert len({x.data_ptr() for x in kept if x.shape == (drawn, policy.vocab)}) == 1  # one (N, V) tensor, no copies
 
 
-def test_warm_start_is_supervised_at_temperature_one(monkeypatch):
+def test_warm_start_is_supervised_at_its_own_temperature(monkeypatch):
     """F58: a second path tempers (or does not) where it should not."""
     temps, real = [], policy_module.token_logprobs
     monkeypatch.setattr(policy_module, "token_logprobs", lambda *a, **k: temps.append(a[3]) or real(*a, **k))
     policy = random_policy("qwen3", max_position_embeddings=1024)
     monkeypatch.setattr(envs, "make_env", lambda world: envs.House())
-    policy_module.warm_start(policy, "house", steps=1, batch=2, lr=1e-4, seed=0)
-    assert len(temps) == 1 and (temps[0] == 1).all()
+    policy_module.warm_start(policy, "house", policy_module.TinySettings(steps=1, batch=2, temperature=1.5))
+    assert len(temps) == 1 and (temps[0] == 1.5).all()
