@@ -497,6 +497,8 @@ class Run:
                 if optimizer_step(model, self.optimizer, config.max_grad_norm) is None:
                     raise FloatingPointError("the warm-up's gradient is not finite: lower --warmup-lr")
                 bar.set_postfix(loss=f"{loss:.3f}", refresh=False)
+                if bar.disable and parallel.first() and (step + 1) % -(-config.warmup // 10) == 0:  # into a file: ten lines
+                    print(f"warm-up {step + 1}/{config.warmup} | loss {loss:.3f}", flush=True)
         self.optimizer = None
         self.optimizer = make_optimizer(model, config.lr)
         return loss

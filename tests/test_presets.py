@@ -128,7 +128,7 @@ def test_a_warm_up_is_measured_before_and_after(warmed, capsys):
     assert evaluation.main(["compare", str(warmed), "--out", str(warmed / "compare.png")]) == 0
 
 
-def test_a_resumed_run_does_not_warm_up_again(warmed, train_flags, coins, monkeypatch, tmp_path):
+def test_a_resumed_run_does_not_warm_up_again(warmed, train_flags, coins, monkeypatch, tmp_path, capsys):
     """Stopped in its first update, the run has a checkpoint with the warm-up in it; the rest is bitwise the same."""
     with monkeypatch.context() as patch:
 
@@ -137,6 +137,7 @@ def test_a_resumed_run_does_not_warm_up_again(warmed, train_flags, coins, monkey
 
         patch.setattr(train.Run, "one_update", killed)
         assert train.main(train_flags("half", **WARM)) == 130
+    assert "warm-up 3/3 | loss " in capsys.readouterr().out  # where there is no bar, lines tell how far it is
     assert checkpoint_of(tmp_path / "half")[2]["done"] == 0
     monkeypatch.setattr(train.Run, "warm_up", lambda self: pytest.fail("a second warm-up"))
     assert train.main(["--resume", str(tmp_path / "half")]) == 0
