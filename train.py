@@ -649,7 +649,8 @@ def spread(env: str, split: str, tiers: tuple, policy: Policy, most: int) -> lis
     chosen = []
     for tier in tiers:
         tasks = envs.tasks(env, split, tier, policy.brief)
-        chosen += tasks[:: max(1, len(tasks) // most)][:most] if most else tasks
+        count = min(most, len(tasks)) if most else len(tasks)
+        chosen += [tasks[i * len(tasks) // count] for i in range(count)]
     return chosen
 
 
