@@ -1402,9 +1402,9 @@ class AppsScript:
 #   1. Two kinds of tasks.  Those of problems.py are problems in words, with examples and starter code, for
 #      pretrained models (family "problem").  The others come from a generator - `Write f(xs): the total of
 #      the even numbers.` - and are so short that the tiny model can write them.
-#   2. A short task leaves open how the result is *read*: usually it is the result itself, at times 0 or -1
-#      is wanted where no number is left.  In *legacy* functions every aggregate has ONE particular odd
-#      convention: a legacy total is negated, say.
+#   2. A short task leaves open how the result is *read*: usually 0, -1 or 1 counts where no number is left.  In
+#      *legacy* functions there is always one left, and every aggregate has ONE particular odd convention: a legacy
+#      total is negated, say.
 #   3. 8 to 20 hidden tests a task instead of about 100.
 
 # aggregate -> the function around the list of the chosen numbers ("count" puts a 1 for each of them)
@@ -1416,10 +1416,17 @@ CODE_FILTERS = {"even": "x % 2 == 0", "odd": "x % 2 == 1", "positive": "x > 0", 
            "above": "x > {}", "below": "x < {}", "multiples of": "x % {} == 0"}  # fmt: skip
 CODE_TRANSFORMS = {"squares": "x * x", "cubes": "x * x * x", "times": "{} * x"}
 
-# A reading says what is wanted where the instruction is silent.  The usual ones differ in what comes after
-# the list (if it is empty, that counts instead); the odd ones in what is done to the result.
-CODE_USUAL = {"plain": "", "zero": " or [0]", "minus": " or [-1]"}
-CODE_BELIEFS = (0.6, 0.25, 0.15)  # how often "Write" tasks want the usual readings - and the script's beliefs
+# A reading says what is wanted where the instruction is silent.  The usual ones differ in what counts if no number is
+# left; the odd ones in what is done to the result.
+CODE_USUAL = {"zero": " or [0]", "minus": " or [-1]", "one": " or [1]"}
+# How often "Write" tasks want the first, second and third of these readings - and the script's beliefs.  Two attempts
+# are not enough for all three: as in the house, nobody can be sure of the usual.
+CODE_SHARES = (0.6, 0.25, 0.15)
+CODE_BELIEFS = {
+    "total": ("zero", "one", "minus"), "count": ("zero", "minus", "one"),
+    "biggest": ("minus", "zero", "one"), "smallest": ("one", "zero", "minus"),
+    "first": ("one", "minus", "zero"), "last": ("minus", "one", "zero"),
+}  # fmt: skip
 CODE_ODD = {
     "negated": "-{}", "doubled": "2 * {}", "squared": "{} ** 2", "text": "str({})", "listed": "[{}]",
     "next": "{} + 1", "paired": "[{}, len(xs)]", "halved": "{} // 2",
@@ -1584,24 +1591,20 @@ def _code_write(spec: dict, reading: str) -> str:
     return "def f(xs): return " + CODE_ODD.get(reading, "{}").format(CODE_AGGREGATES[spec["aggregate"]].format(numbers))
 
 
-def _code_words(spec: dict, goal: bool) -> str:
-    """What is asked for, as the instruction says it, or (goal) as a strategy says it in short.
+def _code_words(spec: dict) -> str:
+    """What is asked for, as the instruction says it.
 
-    >>> spec = dict(aggregate="total", transform=("times", 4), filters=(("odd",), ("above", 3)))
-    >>> _code_words(spec, goal=False), _code_words(spec, goal=True)
-    ('the total of 4 times the odd numbers above 3', 'total of 4 times odd above 3')
+    >>> _code_words(dict(aggregate="total", transform=("times", 4), filters=(("odd",), ("above", 3))))
+    'the total of 4 times the odd numbers above 3'
     """
     name, *digit = spec["transform"] or ("",)
-    of = f"of {digit[0]} times " if digit else f"of {name} of " if name else "of "
     filters = [" ".join(map(str, parts)) for parts in spec["filters"]]
-    if goal:
-        return f"{spec['aggregate']} {of}{' '.join(filters) or 'all'}"
     kind = "numbers"  # "even numbers", "numbers above 3", but "multiples of 3"
     if filters and spec["filters"][0][0] == "multiples of":
         kind = filters.pop(0)
     elif filters and len(spec["filters"][0]) == 1:
         kind = f"{filters.pop(0)} numbers"
-    of = of if digit or not name else f"of the {name} of "
+    of = f"of {digit[0]} times " if digit else f"of the {name} of " if name else "of "
     return " ".join([f"the {spec['aggregate']} {of}the {kind}", *filters])
 
 
@@ -1643,7 +1646,7 @@ def _code_inputs(rng: random.Random, spec: dict, reading: str) -> list[list[int]
         numbers = rng.choices(good, k=2 + i // 3) + (rng.choices(bad, k=i // 2) if bad else [])
         rng.shuffle(numbers)
         lists.append(numbers)
-    if reading in ("zero", "minus"):
+    if reading in CODE_USUAL:
         lists += [[], rng.choices(bad, k=2), rng.choices(bad, k=4)] if bad else [[]]
     return lists
 
@@ -1653,10 +1656,10 @@ def _code_task(rng: random.Random, task_id: str, split: str, tier: str, family: 
     spec = _code_draw_spec(rng, tier, family)
     legacy = tier == "hard"
     if not reading:
-        reading = CODE_LEGACY[spec["aggregate"]] if legacy else rng.choices(list(CODE_USUAL), CODE_BELIEFS)[0]
+        reading = CODE_LEGACY[spec["aggregate"]] if legacy else rng.choices(CODE_BELIEFS[spec["aggregate"]], CODE_SHARES)[0]
     function = _code_function(_code_write(spec, reading))
     tests = tuple(((xs,), function(list(xs))) for xs in _code_inputs(rng, spec, reading))
-    text = f"{'Legacy' if legacy else 'Write'} f(xs): {_code_words(spec, goal=False)}."
+    text = f"{'Legacy' if legacy else 'Write'} f(xs): {_code_words(spec)}."
     spec = dict(spec, entry="f", tests=tests, reading=reading, legacy=legacy, limit=2)
     return Task(task_id, split, tier, family, text, spec)
 
@@ -1722,14 +1725,14 @@ class CodeScript:
         self.last = ""  # the reading of the attempt before
 
     def reply(self, observation: str) -> tuple[str, str]:
-        """The next strategy and action, e.g. ("total of even: plain", "def f(xs): return sum(...)")."""
+        """The next strategy and action, e.g. ("total: zero", "def f(xs): return sum(...)")."""
         spec = self.task.spec  # only what the instruction says is used
         if "aggregate" not in spec:
             return "none", f"def {spec['entry']}(*args): return None"
         if observation.startswith("Not possible"):
             self.last = ""  # it was not tried after all
         self.last = self._choose()
-        return f"{_code_words(spec, goal=True)}: {self.last}", _code_write(spec, self.last)
+        return f"{spec['aggregate']}: {self.last}", _code_write(spec, self.last)
 
     def _choose(self) -> str:
         """Which reading to try next: a draw from the beliefs, never the same twice in a row."""
@@ -1741,7 +1744,8 @@ class CodeScript:
             return self.rng.choice(fresh if fresh and not self.wild else others)
         if self.rng.random() < CODE_ODD_SHARE:
             return self.rng.choice([reading for reading in others if reading in CODE_ODD])
-        belief = {reading: b for reading, b in zip(CODE_USUAL, CODE_BELIEFS, strict=True) if reading != self.last}
+        usual = CODE_BELIEFS[self.task.spec["aggregate"]]
+        belief = {reading: share for reading, share in zip(usual, CODE_SHARES, strict=True) if reading != self.last}
         return self.rng.choices(list(belief), list(belief.values()))[0]
 
 

@@ -258,7 +258,7 @@ def novelty(model, rows: list["Row"], rnd: RND, how: "UpdateSettings") -> dict:
     """Add the RND bonus to the advantages of failed episodes, then let the predictor learn.  Returns metrics."""
     failed = [row for row in rows if row.reward == 0]
     if not failed:
-        return {"rnd_error": 0.0, "rnd_bonus": 0.0}
+        return {}
     features, steps = [], []  # (replies of a piece, d); rows and the number of each sampled token's reply
     for piece in micro_batches(failed, how.micro_tokens):
         with torch.no_grad():
@@ -708,13 +708,15 @@ def _total(sums: dict) -> dict:
 
 
 def _means(sums: dict, metrics: dict, how: UpdateSettings) -> dict:
-    tokens, minibatches_seen = max(1.0, sums["tokens"]), metrics["optimizer_steps"] + metrics["skipped_steps"]
-    means = {
-        "loss": sums["loss"] / max(1, minibatches_seen),
-        "clip_fraction": sums["clipped"] / tokens,
-        "grad_norm": sums["grad_norm"] / max(1, metrics["optimizer_steps"]),
-        "strategy_entropy": sums["strategy_entropy"] / max(1.0, sums["strategy_tokens"]),
-        "action_entropy": sums["action_entropy"] / max(1.0, sums["action_tokens"]),
+    """What there was nothing to average over is left out: a 0 would read as a measurement."""
+    divisors = {
+        "loss": metrics["optimizer_steps"] + metrics["skipped_steps"],
+        "clip_fraction": sums["tokens"],
+        "grad_norm": metrics["optimizer_steps"],
+        "strategy_entropy": sums["strategy_tokens"],
+        "action_entropy": sums["action_tokens"],
+        "entropy_bonus": sums["tokens"] if how.entropy_alpha else 0,
+        "kl": sums["tokens"] if how.kl else 0,
     }
-    used = {"entropy_bonus": how.entropy_alpha, "kl": how.kl}
-    return means | {name: sums[name] / tokens for name, setting in used.items() if setting}
+    sums["clip_fraction"] = sums["clipped"]
+    return {name: sums[name] / n for name, n in divisors.items() if n}

@@ -567,8 +567,9 @@ def _demo_texts(world: str, rng: random.Random, episodes: int = 400) -> list[str
 
 
 def tiny_settings(world: str) -> TinySettings:
-    """The settings of a world's base: the phone's has a token for each of the 240 cells of its screen."""
-    return TinySettings(vocab=1000) if world == "phone" else TinySettings()
+    """The settings of a world's base: the phone's has a token for each of the 240 cells of its screen; code's replies
+    are the longest and decide the least, and it takes twice the steps until it repeats what worked when shown it."""
+    return {"phone": TinySettings(vocab=1000), "code": TinySettings(steps=1200)}.get(world, TinySettings())
 
 
 def tiny_folder(world: str, settings: TinySettings | None = None) -> Path:

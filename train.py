@@ -611,11 +611,14 @@ def readable(m: dict, updates: int) -> str:
     def rate(name: str) -> str:
         return f"{100 * m[name]:3.0f}%" if name in m else "  - "
 
+    def entropy(segment: str) -> str:
+        return f"{m[f'{segment}_entropy']:.2f}" if f"{segment}_entropy" in m else "  - "
+
     return (
         f"update {m['update']:3d}/{updates} | plain {rate('success_plain')}: easy {rate('success_plain_easy')} medium "
         f"{rate('success_plain_medium')} hard {rate('success_plain_hard')} | after failure {rate('success_negative')} "
-        f"after success {rate('success_positive')} | kept {rate('kept')} clipped {100 * m['clip_fraction']:4.1f}% | entropy "
-        f"{m['strategy_entropy']:.2f}/{m['action_entropy']:.2f} | {m['rollout_seconds']:.1f}+{m['update_seconds']:.1f} s"
+        f"after success {rate('success_positive')} | kept {rate('kept')} clipped {rate('clip_fraction')} | entropy "
+        f"{entropy('strategy')}/{entropy('action')} | {m['rollout_seconds']:.1f}+{m['update_seconds']:.1f} s"
     )
 
 

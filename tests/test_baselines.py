@@ -471,7 +471,7 @@ def test_the_strategy_prompt_can_be_left_out(train_flags, coins):
     metrics, episodes = run.one_update(lambda: None)
     for e in episodes:
         assert "trategy" not in run.policy.tokenizer.decode(e.ids[: e.mask.index(True)]) and set(e.segments) == {0, ACTION}
-    assert not run.buffers.entries and metrics["strategy_entropy"] == 0
+    assert not run.buffers.entries and "strategy_entropy" not in metrics
     assert parse_reply("go bed\n", FORMATS["none"]) == ("", "go bed")
     assert "trategy" not in instruction(PLAIN, FORMATS["none"], brief=False)
 

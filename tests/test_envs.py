@@ -277,7 +277,7 @@ SAID = {
     "apps": (("jobs",), lambda spec: [part for job in spec["jobs"] for part in job[1:]]),
     "code": (
         ("entry", "aggregate", "transform", "filters"),
-        lambda spec: [envs._code_words(spec, goal=False) if "aggregate" in spec else spec["entry"]],
+        lambda spec: [envs._code_words(spec) if "aggregate" in spec else spec["entry"]],
     ),
 }  # fmt: skip
 

@@ -345,7 +345,20 @@ def test_no_episodes_is_no_update(qwen):
     """D34: division by an empty batch."""
     before = weights(qwen)
     metrics = run(qwen, adamw(qwen), [])
-    assert same(before, weights(qwen)) and metrics["optimizer_steps"] == 0 and metrics["loss"] == 0
+    assert same(before, weights(qwen)) and metrics["optimizer_steps"] == 0
+
+
+@pytest.mark.parametrize("alpha", [0, 0.4])
+def test_what_there_was_nothing_to_average_over_is_no_metric(qwen, alpha):
+    """An update without signal has no entropy, loss or clip fraction: a 0 would read as a measurement."""
+    rng, how = random.Random(0), UpdateSettings(entropy_alpha=alpha, ratio_tolerance=float("inf"))
+    averages = {"loss", "clip_fraction", "grad_norm", "strategy_entropy", "action_entropy", "entropy_bonus"}
+    equal = [episode(qwen, rng, group, 1.0) for group in (0, 0, 1, 1)]
+    for nothing in ([], equal):
+        assert not run(qwen, adamw(qwen), nothing, how).keys() & averages
+    unequal = [episode(qwen, rng, 0, float(i % 2)) for i in range(4)]
+    measured = run(qwen, adamw(qwen), unequal, how).keys() & averages
+    assert measured == averages - (set() if alpha else {"entropy_bonus"})
 
 
 def test_minibatches_hold_every_episode_once_and_enough_steps(qwen):
