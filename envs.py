@@ -1429,7 +1429,7 @@ CODE_BELIEFS = {
 }  # fmt: skip
 CODE_ODD = {"negated": "-{}", "doubled": "2 * {}", "text": "str({})", "listed": "[{}]", "next": "{} + 1"}
 CODE_READINGS = (*CODE_USUAL, *CODE_ODD)
-CODE_ODD_SHARE = 0.005  # the share of the script's attempts that use an odd reading; two attempts make an episode
+CODE_ODD_SHARE = 0.003  # the share of the script's attempts that use an odd reading; two attempts make an episode
 CODE_LEGACY = {"total": "negated", "count": "text", "biggest": "doubled", "first": "listed"}  # the rule of the hard tier
 
 # The kinds of short tasks: aggregate alone, of one filter, of a transform, of both, of two filters, of all three.
@@ -1451,8 +1451,7 @@ class Code:
     """A function to write.  The action is its Python source, with or without ``` fences around it.
 
     The tests are hidden.  The observation after a failed attempt is the first failed test; the episode
-    ends with success as soon as all tests pass, or without it after two attempts.  Of a short task it is not said
-    what was expected: it would give the reading away, and the second attempt would need no strategy.
+    ends with success as soon as all tests pass, or without it after two attempts.
     """
 
     over = True  # until the first reset
@@ -1497,11 +1496,7 @@ class Code:
         self.said = f"All {len(verdicts)} tests passed."
         if self.failed:
             first = min(self.failed)
-            args, expected = spec["tests"][first]
-            said = verdicts[first].said
-            if "aggregate" in spec and said.endswith(wanted := f", expected {expected!r}"):
-                said = said.removesuffix(wanted).replace(" returned ", " wrongly returned ", 1)
-            self.said = _code_told(_code_call(spec["entry"], args), said, source)
+            self.said = _code_told(_code_call(spec["entry"], spec["tests"][first][0]), verdicts[first].said, source)
 
     def _verdicts(self, source: str) -> list[sandbox.Verdict]:
         spec = self.task.spec
