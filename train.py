@@ -86,7 +86,7 @@ TINY = {
     "house": dict(lr=4e-4, minibatch_steps=256),
     "phone": dict(lr=4e-4, minibatch_steps=256),
     "apps": dict(lr=4e-4, minibatch_steps=256, updates=20),  # SGE finds the rule early here, and GRPO by update 25
-    "code": dict(lr=4e-4, minibatch_steps=96),
+    "code": dict(lr=4e-4, minibatch_steps=96, updates=50),  # at 40 SGE has not started on the hard tier
 }
 
 # How to fit one GPU of so many GiB.  The numbers are worked out with `memory_needed` (below), not measured: they leave
@@ -138,7 +138,7 @@ class Config:
     model: str = setting("tiny", "tiny, a Hugging Face folder, a run folder, a .gguf file or a hub name")
     dtype: str = setting("float32", "precision of the weights; with bfloat16, AdamW keeps float32 masters", tuple(DTYPES))
     seed: int = setting(0, "seed of everything random in the run (the tiny base has its own)")
-    updates: int = setting(None, "updates to train for (tiny on apps: 20, else 40)", kind=int)
+    updates: int = setting(None, "updates to train for (tiny on apps: 20, on code: 50, else 40)", kind=int)
     out: str = setting("", "run folder (default: runs/ENV-METHOD-MODEL-seedN)")
     device: str = setting("auto", "where to run", ("auto", "cpu", "cuda"))
     threads: int = setting(0, "CPU threads (0: torch's own choice)")
