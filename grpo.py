@@ -39,6 +39,7 @@ from functools import partial
 import torch
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.checkpoint import checkpoint
+from transformers import AttentionInterface
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 import parallel
@@ -425,9 +426,27 @@ class SharedPrompts:
         torch.autograd.backward(*zip(*[(own, grad) for own, grad in pairs if grad is not None], strict=True))
 
     def _run(self, ids, mask, positions):
-        return self.model.base_model(
-            input_ids=ids, attention_mask=mask, position_ids=positions, cache=self, use_cache=True
-        ).last_hidden_state
+        config, attention = self.model.config, self.model.config._attn_implementation
+        if attention == "sdpa" and ids.device.type == "cpu":
+            config._attn_implementation = "unrepeated"
+        try:
+            return self.model.base_model(
+                input_ids=ids, attention_mask=mask, position_ids=positions, cache=self, use_cache=True
+            ).last_hidden_state
+        finally:
+            config._attn_implementation = attention
+
+
+def unrepeated_attention(module, query, key, value, attention_mask, scaling=None, **kwargs):
+    """Attention under a mask as Hugging Face's "sdpa", except that key/value heads are not copied for each of their
+    query heads: a tenth of an update's time on a CPU.  (CUDA has no fast kernel for a mask and shared heads together.)"""
+    out = torch.nn.functional.scaled_dot_product_attention(
+        query, key, value, attention_mask, scale=scaling, enable_gqa=key.shape[1] < query.shape[1]
+    )
+    return out.transpose(1, 2).contiguous(), None
+
+
+AttentionInterface.register("unrepeated", unrepeated_attention)
 
 
 def attention_mask(model, allowed: torch.Tensor) -> torch.Tensor:

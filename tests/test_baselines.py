@@ -272,6 +272,7 @@ def test_prompts_read_once_give_the_gradients_of_prompts_read_by_every_row(pi, m
     assert sum(read) == 2 and len(read) == (1 if micro_tokens > 100 else 2)
     assert all(torch.allclose(a, b, atol=1e-6) for a, b in zip(apart, together, strict=True))
     assert metrics == pytest.approx(shared_metrics, abs=2e-5) and shared_metrics["first_ratio_off_strategy"] < 1e-5
+    assert pi.model.config._attn_implementation == attention  # put back
 
 
 def test_gradient_checkpointing_changes_no_gradient_and_turns_no_dropout_on(tokenizer):
