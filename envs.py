@@ -1419,8 +1419,8 @@ CODE_TRANSFORMS = {"squares": "x * x", "cubes": "x * x * x", "times": "{} * x"}
 # A reading says what is wanted where the instruction is silent.  The usual ones differ in what counts if no number is
 # left; the odd ones in what is done to the result.
 CODE_USUAL = {"zero": " or [0]", "minus": " or [-1]", "one": " or [1]"}
-# How often "Write" tasks want the first, second and third of these readings - and the script's beliefs.  Two attempts
-# are not enough for all three: as in the house, nobody can be sure of the usual.
+# How often "Write" tasks want the first, second and third of these readings - and the script's beliefs.  Two attempts are
+# not enough for all three; the script does not read what was expected in a failed test, an agent can learn to.
 CODE_SHARES = (0.6, 0.25, 0.15)
 CODE_BELIEFS = {
     "total": ("zero", "one", "minus"), "count": ("zero", "minus", "one"),

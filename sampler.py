@@ -590,16 +590,26 @@ def row_count(policy: Policy, how: Sampling, episodes: int) -> int:
 
 
 @contextmanager
-def ragged(model):
-    """Lets a model sample: eval mode (dropout must not differ between sampling and training) and the attention of
-    this file.  It is given back as it was, also after an error."""
-    was_training, attention = model.training, model.config._attn_implementation
-    model.eval()
-    model.config._attn_implementation = "ragged"
+def attending(model, name: str):
+    """Gives a model the attention of this name in Hugging Face's table.  It gets its own back, also after an error."""
+    before = model.config._attn_implementation
+    model.config._attn_implementation = name
     try:
         yield
     finally:
-        model.config._attn_implementation = attention
+        model.config._attn_implementation = before
+
+
+@contextmanager
+def ragged(model):
+    """Lets a model sample: eval mode (dropout must not differ between sampling and training) and the attention of
+    this file.  It is given back as it was, also after an error."""
+    was_training = model.training
+    model.eval()
+    try:
+        with attending(model, "ragged"):
+            yield
+    finally:
         model.train(was_training)
 
 

@@ -608,17 +608,15 @@ def describe(episodes: list[Episode]) -> dict:
 def readable(m: dict, updates: int) -> str:
     """One update on one line."""
 
-    def rate(name: str) -> str:
-        return f"{100 * m[name]:3.0f}%" if name in m else "  - "
-
-    def entropy(segment: str) -> str:
-        return f"{m[f'{segment}_entropy']:.2f}" if f"{segment}_entropy" in m else "  - "
+    def shown(name: str, form: str = "{:4.0%}") -> str:
+        return form.format(m[name]) if name in m else "  - "
 
     return (
-        f"update {m['update']:3d}/{updates} | plain {rate('success_plain')}: easy {rate('success_plain_easy')} medium "
-        f"{rate('success_plain_medium')} hard {rate('success_plain_hard')} | after failure {rate('success_negative')} "
-        f"after success {rate('success_positive')} | kept {rate('kept')} clipped {rate('clip_fraction')} | entropy "
-        f"{entropy('strategy')}/{entropy('action')} | {m['rollout_seconds']:.1f}+{m['update_seconds']:.1f} s"
+        f"update {m['update']:3d}/{updates} | plain {shown('success_plain')}: easy {shown('success_plain_easy')} medium "
+        f"{shown('success_plain_medium')} hard {shown('success_plain_hard')} | after failure {shown('success_negative')} "
+        f"after success {shown('success_positive')} | kept {shown('kept')} clipped {shown('clip_fraction', '{:5.1%}')} | "
+        f"entropy {shown('strategy_entropy', '{:.2f}')}/{shown('action_entropy', '{:.2f}')} | "
+        f"{m['rollout_seconds']:.1f}+{m['update_seconds']:.1f} s"
     )
 
 

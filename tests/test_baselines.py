@@ -378,6 +378,7 @@ def test_rnd_in_groups_without_a_success(qwen, which, kept):
     before = weights(qwen)
     metrics = grpo.update(qwen, adamw(qwen), batch(qwen, ((0, 0, 0),)), how, torch.Generator().manual_seed(0), RND(32))
     assert metrics["kept"] == kept and same(before, weights(qwen)) == (not kept)
+    assert ("rnd_error" in metrics) == ("rnd_bonus" in metrics) == bool(kept)  # no 0 where nothing was measured
 
 
 # -- RLAD ------------------------------------------------------------------------------------------------

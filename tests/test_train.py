@@ -394,3 +394,14 @@ def test_the_smallest_base_measurement_does_not_spoil_the_end_of_a_run(train_fla
         assert refused.code == 2 and not (tmp_path / "run").exists()
     else:
         assert code == 0 and (tmp_path / "run" / "summary.json").exists(), capsys.readouterr().err
+
+
+def test_the_progress_line_shows_what_was_measured_and_a_dash_for_the_rest():
+    always = dict(update=3, success_plain=0.5, kept=0.0, rollout_seconds=1.0, update_seconds=2.0)
+    assert train.readable(always, 40) == (
+        "update   3/40 | plain  50%: easy   -  medium   -  hard   -  | after failure   -  after success   -  | "
+        "kept   0% clipped   -  | entropy   - /  -  | 1.0+2.0 s"
+    )
+    trained = dict(always, success_plain_hard=0.07, clip_fraction=0.0014, strategy_entropy=0.254, action_entropy=0.001)
+    line = train.readable(trained, 40)
+    assert "hard   7% |" in line and "clipped  0.1% | entropy 0.25/0.00 |" in line
