@@ -39,7 +39,7 @@ GROUPS, SIZE, PROMPT, TURNS, OBSERVATION, REPLY = 8, 8, 200, 6, 24, 30
 REFERENCE_ROWS = 8
 
 
-def batch(policy, groups: int = GROUPS, size: int = SIZE) -> list[Episode]:
+def batch(policy, groups: int, size: int = SIZE) -> list[Episode]:
     """The episodes, with random tokens, half of each group successful, and the model's own log-probs."""
     g = torch.Generator().manual_seed(0)
 
@@ -98,12 +98,12 @@ def reference(policy, episodes, optimizer) -> float:
 
 
 @torch.no_grad()
-def limit(policy) -> float:
+def limit(policy, groups: int) -> float:
     """Seconds of y = x W', dx = dy W, dW = dy' x for every Linear layer."""
     body = [m.weight for m in policy.model.base_model.modules() if isinstance(m, torch.nn.Linear)]
     head = policy.model.get_output_embeddings().weight
-    tokens = GROUPS * (PROMPT + OBSERVATION) + GROUPS * SIZE * (TURNS * (OBSERVATION + REPLY) - OBSERVATION)
-    sampled = GROUPS * SIZE * TURNS * REPLY
+    tokens = groups * (PROMPT + OBSERVATION) + groups * SIZE * (TURNS * (OBSERVATION + REPLY) - OBSERVATION)
+    sampled = groups * SIZE * TURNS * REPLY
     began = time.perf_counter()
     for weight, total, most in [(w, tokens, 4096) for w in body] + [(head, sampled, 1024)]:
         seconds_before = time.perf_counter()
@@ -120,15 +120,15 @@ def held() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
-def child(side: str, model: str, threads: int) -> dict:
+def child(side: str, model: str, threads: int, groups: int) -> dict:
     """One measurement, in a fresh process."""
     torch.set_num_threads(threads)
     torch.manual_seed(0)
     policy = bench_sampler.load(model)
     if side == "limit":
-        limit(policy)  # warm-up
-        return {"seconds": limit(policy)}
-    small, whole = batch(policy, 1, 2), batch(policy)
+        limit(policy, groups)  # warm-up
+        return {"seconds": limit(policy, groups)}
+    small, whole = batch(policy, 1, 2), batch(policy, groups)
     before = held()
     # at lr 0 the weights stay, so that the warm-up leaves nothing behind but the optimiser's state
     optimizer = torch.optim.AdamW(policy.model.parameters(), lr=0.0, weight_decay=0.0)
@@ -144,18 +144,19 @@ def main() -> None:
     parser.add_argument("--model", default="", metavar="FOLDER", help="Hugging Face folder (default: tiny, random weights)")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--groups", type=int, default=GROUPS, help=f"less than {GROUPS}: a part of the batch, for big models")
     parser.add_argument("--json", action="store_true", help="figures once more as JSON on the last line: time_ratio and "
                         "memory_ratio (reference/ours, ours/reference), limit_fraction (limit/ours)")  # fmt: skip
     parser.add_argument("--side", choices=("ours", "reference", "limit"), help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.side:
-        print(json.dumps(child(args.side, args.model, args.threads)))
+        print(json.dumps(child(args.side, args.model, args.threads, args.groups)))
         return
     measured: dict[str, list] = {"ours": [], "reference": [], "limit": []}
-    command = [sys.executable, __file__, "--model", args.model, "--threads", str(args.threads), "--side"]
+    settings = ["--model", args.model, "--threads", str(args.threads), "--groups", str(args.groups)]
     for _ in range(args.repeats):
         for side, results in measured.items():
-            out = subprocess.run([*command, side], check=True, stdout=subprocess.PIPE, text=True).stdout
+            out = subprocess.run([sys.executable, __file__, *settings, "--side", side], check=True, stdout=subprocess.PIPE, text=True).stdout
             results.append(json.loads(out.splitlines()[-1]))
     norms = [r["norm"] for side in ("ours", "reference") for r in measured[side]]
     assert max(norms) - min(norms) < 1e-3 * max(norms), f"the two sides disagree: gradient norms {norms}"
@@ -167,7 +168,7 @@ def main() -> None:
         "memory_ratio": memory["ours"] / memory["reference"],
         "limit_fraction": seconds["limit"] / seconds["ours"],
     }
-    print(f"{args.model or 'tiny'}, float32, {args.threads} threads, median of {args.repeats}")
+    print(f"{args.model or 'tiny'}, {args.groups} groups, float32, {args.threads} threads, median of {args.repeats}")
     print(f"seconds    ours {seconds['ours']:.2f}   reference {seconds['reference']:.2f}   limit {seconds['limit']:.2f}")
     print(f"memory     ours {memory['ours']:.0f} MB   reference {memory['reference']:.0f} MB   (peak beyond the loaded model)")
     print(f"{figures['time_ratio']:.2f} ({ratios[0]:.2f} - {ratios[-1]:.2f}) times as fast, {figures['memory_ratio']:.2f} of the "
