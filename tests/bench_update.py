@@ -154,9 +154,10 @@ def main() -> None:
         return
     measured: dict[str, list] = {"ours": [], "reference": [], "limit": []}
     settings = ["--model", args.model, "--threads", str(args.threads), "--groups", str(args.groups)]
+    command = [sys.executable, __file__, *settings, "--side"]
     for _ in range(args.repeats):
         for side, results in measured.items():
-            out = subprocess.run([sys.executable, __file__, *settings, "--side", side], check=True, stdout=subprocess.PIPE, text=True).stdout
+            out = subprocess.run([*command, side], check=True, stdout=subprocess.PIPE, text=True).stdout
             results.append(json.loads(out.splitlines()[-1]))
     norms = [r["norm"] for side in ("ours", "reference") for r in measured[side]]
     assert max(norms) - min(norms) < 1e-3 * max(norms), f"the two sides disagree: gradient norms {norms}"
