@@ -38,6 +38,7 @@ Try it:  python envs.py --env phone              play a task by hand
 import argparse
 import copy
 import functools
+import inspect
 import random
 import re
 from collections.abc import Callable
@@ -1844,6 +1845,14 @@ def slip(world: str, rng: random.Random) -> str:
 def make_script(world: str, task: Task, rng: random.Random, **how):
     """The scripted behaviour of a world; `how` as in HouseScript."""
     return _world(world).script(task, rng, **how)
+
+
+def script_source(world: str) -> str:
+    """The code of a world's scripted behaviour and the constants it names: what it may do, be it ever so rarely."""
+    code = inspect.getsource(_world(world).script)
+    names = sorted(set(re.findall(r"\b_?[A-Z][A-Z_]+\b", code)))
+    shares = [(name, globals()[name]) for name in names if isinstance(globals().get(name), int | float | tuple)]
+    return f"{code}\0{shares}"
 
 
 def main() -> None:

@@ -574,10 +574,12 @@ def tiny_settings(world: str) -> TinySettings:
 
 def tiny_folder(world: str, settings: TinySettings | None = None) -> Path:
     """Where the tiny base of a world is kept.  The name is a hash of all that shapes it: settings, library
-    versions, what the scripted behaviour says and does (a sample of it), and the code that learns from it."""
+    versions, what the scripted behaviour says and does (a sample of it, and its code: a sample misses what is rare), and
+    the code that learns from it."""
     settings = settings or tiny_settings(world)
     makers = (Policy.prompt_ids, Policy.turn_ids, demo_tokens, warm_start, token_logprobs, tiny_tokenizer, tiny_config)
     shaped_by = [repr(settings), TINY_TEMPLATE, torch.__version__, transformers.__version__, tokenizers.__version__]
+    shaped_by += [envs.script_source(world)]
     shaped_by += _demo_texts(world, random.Random(settings.seed)) + [inspect.getsource(maker) for maker in makers]
     key = hashlib.sha256("\0".join(shaped_by).encode()).hexdigest()[:12]
     return Path(__file__).parent / ".base" / f"tiny-{world}-{key}"
