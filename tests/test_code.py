@@ -474,24 +474,28 @@ def test_references_agree_with_brute_force(name):
 # -- the scripted behaviour ------------------------------------------------------------------------------
 
 
-def first_choices(task, mode, shown):
-    """How often a script begins with each strategy, in 300 draws."""
-    return Counter(world.CodeScript(task, random.Random(i), mode, shown).reply("")[0] for i in range(300))
-
-
 def test_reflection_turns_to_what_was_not_tried_or_repeats_what_worked():
     for task in SHORT[::5]:
-        usual, odd = ([f"{task.spec['aggregate']}: {r}" for r in group] for group in (world.CODE_USUAL, world.CODE_ODD))
-        assert set(usual) <= set(first_choices(task, "plain", ()))
-        for left in usual:  # two have failed: the third
-            shown = [strategy for strategy in usual if strategy != left]
-            assert first_choices(task, "negative", shown)[left] > 280  # it is odd in one draw of a hundred
-            steps, _ = episode(task, mode="negative", strategies=shown)
-            assert steps[0][0] not in shown and len({s for s, *_ in steps}) == len(steps)  # nothing twice
-        assert set(first_choices(task, "negative", usual)) == set(odd)  # all have failed: anything odd
-        right = f"{task.spec['aggregate']}: {task.spec['reading']}"
-        steps, reward = episode(task, mode="positive", strategies=[usual[0], right])
+        goal = task.spec["aggregate"]
+        shown = [f"{goal}: {r}" for r in world.CODE_READINGS[:2]]
+        chosen = {world.CodeScript(task, random.Random(i), "negative", shown).reply("")[0] for i in range(100)}
+        assert chosen == {f"{goal}: {r}" for r in world.CODE_READINGS[2:]}
+        steps, _ = episode(task, mode="negative", strategies=shown)
+        assert len({s for s, *_ in steps}) == len(steps)  # nothing twice
+        right = f"{goal}: {task.spec['reading']}"
+        steps, reward = episode(task, mode="positive", strategies=[shown[0], right])
         assert reward == 1.0 and [s for s, *_ in steps] == [right]
+
+
+def test_odd_ideas_come_first_or_not_at_all():
+    """GRPO alone would find an odd second attempt: see CodeScript."""
+    first, second = Counter(), Counter()
+    for i in range(4000):
+        script = world.CodeScript(SHORT[i % len(SHORT)], random.Random(i))
+        for attempts in (first, second):
+            attempts[script.reply("")[0].rpartition(": ")[2] in world.CODE_ODD] += 1
+    expected = 4000 * world.CODE_ODD_SHARE
+    assert abs(first[True] - expected) < 4 * expected**0.5 and second[True] == 0
 
 
 def test_prompts_and_replies_of_short_tasks_are_short():
