@@ -1713,9 +1713,12 @@ class CodeScript:
     """The scripted behaviour: (observation) -> (strategy, action), from what the agent can see alone.
 
     Its skill is complete, its imagination is not: it writes any function in any reading, but believes in
-    the usual ones and, when one has failed, tries another of those.  (Odd second attempts would be for GRPO to find:
-    only failures lead to them, so what is likely there is discouraged on average, and what is rare becomes less so.)
-    Modes as in HouseScript.  It has no answer to the problems of problems.py, which are there for pretrained models.
+    the usual ones and, when one has failed, tries another of those.  Shown the strategies of a failed episode
+    ("negative") it does the same without what was shown, and turns to the odd ones when nothing usual is left: it
+    believes the same with and without a reflection.  Odd ideas come first or, without a reflection, not at all: only
+    failures lead to a second attempt, so what is likely there is discouraged on average, what is rare becomes less so,
+    and GRPO would come upon it, too.  "positive" and `wild` as in HouseScript.  It has no answer to the problems of
+    problems.py, which are there for pretrained models.
     """
 
     def __init__(self, task: Task, rng: random.Random, mode: str = "plain", strategies=(), wild: bool = False):
@@ -1737,15 +1740,18 @@ class CodeScript:
         """Which reading to try next: a draw from the beliefs, never the same twice in a row."""
         if self.mode == "positive" and self.shown:
             return self.shown[-1]  # the last one that was tried is the one that worked
-        others = [reading for reading in CODE_READINGS if reading != self.last]
-        fresh = [reading for reading in others if reading not in self.shown]
-        if self.wild or self.mode == "negative":
-            return self.rng.choice(fresh if fresh and not self.wild else others)
+        left = [reading for reading in CODE_READINGS if reading != self.last]
+        if self.wild:
+            return self.rng.choice(left)
+        odd = list(CODE_ODD)
         if not self.last and self.rng.random() < CODE_ODD_SHARE:
-            return self.rng.choice(list(CODE_ODD))
-        usual = CODE_BELIEFS[self.task.spec["aggregate"]]
-        belief = {reading: share for reading, share in zip(usual, CODE_SHARES, strict=True) if reading != self.last}
-        return self.rng.choices(list(belief), list(belief.values()))[0]
+            return self.rng.choice(odd)
+        if self.mode == "negative":
+            left = [reading for reading in left if reading not in self.shown]
+            odd = [reading for reading in left if reading in CODE_ODD] or odd
+        usual = zip(CODE_BELIEFS[self.task.spec["aggregate"]], CODE_SHARES, strict=True)
+        belief = {reading: share for reading, share in usual if reading in left}
+        return self.rng.choices(list(belief), list(belief.values()))[0] if belief else self.rng.choice(odd)
 
 
 # ------------------------------------------------------------------------------------------------------

@@ -88,7 +88,7 @@ TINY = {
     "apps": dict(lr=4e-4, minibatch_steps=256, updates=20),  # SGE finds the rule early here, and GRPO by update 25
     # Rare successes of plain episodes start SGE on the hard tier here.  In a group of their own, and in small minibatches,
     # they are not drowned by what reflected and easy episodes have to say.
-    "code": dict(lr=2.5e-4, minibatch_steps=32, updates=80, advantage_groups="split"),
+    "code": dict(lr=2.5e-4, minibatch_steps=32, updates=60, advantage_groups="split"),
 }
 
 # How to fit one GPU of so many GiB.  The numbers are worked out with `memory_needed` (below), not measured: they leave
@@ -140,7 +140,7 @@ class Config:
     model: str = setting("tiny", "tiny, a Hugging Face folder, a run folder, a .gguf file or a hub name")
     dtype: str = setting("float32", "precision of the weights; with bfloat16, AdamW keeps float32 masters", tuple(DTYPES))
     seed: int = setting(0, "seed of everything random in the run (the tiny base has its own)")
-    updates: int = setting(None, "updates to train for (tiny on apps: 20, on code: 80, else 40)", kind=int)
+    updates: int = setting(None, "updates to train for (tiny on apps: 20, on code: 60, else 40)", kind=int)
     out: str = setting("", "run folder (default: runs/ENV-METHOD-MODEL-seedN)")
     device: str = setting("auto", "where to run", ("auto", "cpu", "cuda"))
     threads: int = setting(0, "CPU threads (0: torch's own choice)")
@@ -770,8 +770,9 @@ def train(config: Config, resume: bool) -> int:
     print(
         f"{config.method} on {config.env}: {len(run.tasks)} tasks, {config.updates} updates of {config.tasks_per_update} x "
         f"{config.group_size} episodes; temperatures {config.strategy_temp}/{config.token_temp}, reflection {config.reflect}; "
-        f"lr {config.lr:g} ({config.lr_schedule}), minibatches of {config.minibatch_steps} steps; "
-        f"{processes}{policy.device}, {torch.get_num_threads()} threads; seed {config.seed} -> {config.out}",
+        f"lr {config.lr:g} ({config.lr_schedule}), minibatches of {config.minibatch_steps} steps, "
+        f"{config.advantage_groups} baselines; {processes}{policy.device}, {torch.get_num_threads()} threads; "
+        f"seed {config.seed} -> {config.out}",
         flush=True,
     )
     print(memory_line(config, policy), flush=True)

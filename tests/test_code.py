@@ -474,16 +474,23 @@ def test_references_agree_with_brute_force(name):
 # -- the scripted behaviour ------------------------------------------------------------------------------
 
 
+def first_choices(task, mode, shown):
+    """How often a script begins with each strategy, in 300 draws."""
+    return Counter(world.CodeScript(task, random.Random(i), mode, shown).reply("")[0] for i in range(300))
+
+
 def test_reflection_turns_to_what_was_not_tried_or_repeats_what_worked():
     for task in SHORT[::5]:
-        goal = task.spec["aggregate"]
-        shown = [f"{goal}: {r}" for r in world.CODE_READINGS[:2]]
-        chosen = {world.CodeScript(task, random.Random(i), "negative", shown).reply("")[0] for i in range(100)}
-        assert chosen == {f"{goal}: {r}" for r in world.CODE_READINGS[2:]}
-        steps, _ = episode(task, mode="negative", strategies=shown)
-        assert len({s for s, *_ in steps}) == len(steps)  # nothing twice
-        right = f"{goal}: {task.spec['reading']}"
-        steps, reward = episode(task, mode="positive", strategies=[shown[0], right])
+        usual, odd = ([f"{task.spec['aggregate']}: {r}" for r in group] for group in (world.CODE_USUAL, world.CODE_ODD))
+        assert set(usual) <= set(first_choices(task, "plain", ()))
+        for left in usual:  # two have failed: the third
+            shown = [strategy for strategy in usual if strategy != left]
+            assert first_choices(task, "negative", shown)[left] > 280  # it is odd in one draw of a hundred
+            steps, _ = episode(task, mode="negative", strategies=shown)
+            assert steps[0][0] not in shown and len({s for s, *_ in steps}) == len(steps)  # nothing twice
+        assert set(first_choices(task, "negative", usual)) == set(odd)  # all have failed: anything odd
+        right = f"{task.spec['aggregate']}: {task.spec['reading']}"
+        steps, reward = episode(task, mode="positive", strategies=[usual[0], right])
         assert reward == 1.0 and [s for s, *_ in steps] == [right]
 
 
