@@ -89,7 +89,7 @@ TINY = {
     # Rare successes of plain episodes start SGE on the hard tier here.  In a group of their own, and in small minibatches,
     # they are not drowned by what reflected and easy episodes have to say.  What is learnt with reflections carries over
     # to plain episodes more often with twice as many reflections on failures as in Table 2.
-    "code": dict(lr=2.5e-4, minibatch_steps=32, updates=80, advantage_groups="split", p_fail=0.5),
+    "code": dict(lr=2.5e-4, minibatch_steps=32, updates=60, advantage_groups="split", p_fail=0.5),
 }
 
 # How to fit one GPU of so many GiB.  The numbers are worked out with `memory_needed` (below), not measured: they leave
@@ -141,7 +141,7 @@ class Config:
     model: str = setting("tiny", "tiny, a Hugging Face folder, a run folder, a .gguf file or a hub name")
     dtype: str = setting("float32", "precision of the weights; with bfloat16, AdamW keeps float32 masters", tuple(DTYPES))
     seed: int = setting(0, "seed of everything random in the run (the tiny base has its own)")
-    updates: int = setting(None, "updates to train for (tiny on apps: 20, on code: 80, else 40)", kind=int)
+    updates: int = setting(None, "updates to train for (tiny on apps: 20, on code: 60, else 40)", kind=int)
     out: str = setting("", "run folder (default: runs/ENV-METHOD-MODEL-seedN)")
     device: str = setting("auto", "where to run", ("auto", "cpu", "cuda"))
     threads: int = setting(0, "CPU threads (0: torch's own choice)")

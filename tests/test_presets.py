@@ -59,7 +59,7 @@ def test_the_optimiser_that_the_tiny_model_is_tuned_to_is_for_no_other_model(env
     """A learning rate that suits 0.66 million weights would ruin a pretrained model."""
     tiny, other = (train.parse_flags(["--env", env, "--model", name])[0] for name in ("tiny", str(tmp_path)))
     assert (tiny.lr, tiny.minibatch_steps) == (train.TINY[env]["lr"], train.TINY[env]["minibatch_steps"])
-    assert tiny.updates == {"apps": 20, "code": 80}.get(env, 40) and other.updates == 40
+    assert tiny.updates == {"apps": 20, "code": 60}.get(env, 40) and other.updates == 40
     assert (tiny.advantage_groups, tiny.p_fail) == (("split", 0.5) if env == "code" else ("joint", 0.25))
     assert (other.advantage_groups, other.p_fail) == ("joint", 0.25)
     assert (other.lr, other.minibatch_steps) == (TABLE_2[env][0], TABLE_2[env][2])
