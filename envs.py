@@ -1717,7 +1717,7 @@ class CodeScript:
     ("negative") it does the same without what was shown, and turns to the odd ones when nothing usual is left: it
     believes the same with and without a reflection.  Odd ideas come first or, without a reflection, not at all: only
     failures lead to a second attempt, so what is likely there is discouraged on average, what is rare becomes less so,
-    and GRPO would come upon it, too.  "positive" and `wild` as in HouseScript.  It has no answer to the problems of
+    and GRPO would come upon it, too.  (An odd first idea may be one that was shown.)  "positive" and `wild` as in HouseScript.  It has no answer to the problems of
     problems.py, which are there for pretrained models.
     """
 
@@ -1855,7 +1855,8 @@ def make_script(world: str, task: Task, rng: random.Random, **how):
 
 
 def script_source(world: str) -> str:
-    """The code of a world's scripted behaviour and the constants it names: what it may do, be it ever so rarely."""
+    """The code of a world's scripted behaviour and the constants it names: what it may do, be it ever so rarely.
+    Raises ValueError for an unknown world."""
     code = inspect.getsource(_world(world).script)
     names = sorted(set(re.findall(r"\b_?[A-Z][A-Z_]+\b", code)))
     shares = [(name, globals()[name]) for name in names if isinstance(globals().get(name), int | float | tuple)]

@@ -769,10 +769,11 @@ def train(config: Config, resume: bool) -> int:
     if parallel.first():
         prepare_folder(run, resume)
     processes = f"{parallel.world_size()} processes, " if parallel.world_size() > 1 else ""
+    how_often = f" ({config.p_fail:g}/{config.p_success:g})" if config.reflect != "none" else ""
     print(
         f"{config.method} on {config.env}: {len(run.tasks)} tasks, {config.updates} updates of {config.tasks_per_update} x "
         f"{config.group_size} episodes; temperatures {config.strategy_temp}/{config.token_temp}, "
-        f"reflection {config.reflect}{f' ({config.p_fail:g}/{config.p_success:g})' if config.reflect != 'none' else ''}; "
+        f"reflection {config.reflect}{how_often}; "
         f"lr {config.lr:g} ({config.lr_schedule}), minibatches of {config.minibatch_steps} steps, "
         f"{config.advantage_groups} baselines; {processes}{policy.device}, {torch.get_num_threads()} threads; "
         f"seed {config.seed} -> {config.out}",
