@@ -1717,8 +1717,8 @@ class CodeScript:
     ("negative") it does the same without what was shown, and turns to the odd ones when nothing usual is left: it
     believes the same with and without a reflection.  Odd ideas come first or, without a reflection, not at all: only
     failures lead to a second attempt, so what is likely there is discouraged on average, what is rare becomes less so,
-    and GRPO would come upon it, too.  (An odd first idea may be one that was shown.)  "positive" and `wild` as in HouseScript.  It has no answer to the problems of
-    problems.py, which are there for pretrained models.
+    and GRPO would come upon it, too.  (An odd first idea may be one that was shown.)  "positive" and `wild` as in
+    HouseScript.  It has no answer to the problems of problems.py, which are there for pretrained models.
     """
 
     def __init__(self, task: Task, rng: random.Random, mode: str = "plain", strategies=(), wild: bool = False):
